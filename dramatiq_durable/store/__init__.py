@@ -1,0 +1,1 @@
+"""The record: tables, and the only modules that contain statements about them."""
