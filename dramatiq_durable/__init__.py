@@ -2,4 +2,52 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Durable",
+    "DurableError",
+    "DurableRecord",
+    "JobState",
+    "LeaseLost",
+    "Reconciler",
+    "Settings",
+    "install",
+]
+
+#: Where each public name lives.  They are imported when they are first asked for: settings alone cost more than the
+#: rest.
+_HOMES = {
+    "Durable": "install",
+    "DurableError": "errors",
+    "DurableRecord": "middleware.record",
+    "JobState": "states",
+    "LeaseLost": "errors",
+    "Reconciler": "middleware.reconciler",
+    "Settings": "settings",
+    "install": "install",
+}
+
+if TYPE_CHECKING:
+    from .errors import DurableError, LeaseLost
+    from .install import Durable, install
+    from .middleware.reconciler import Reconciler
+    from .middleware.record import DurableRecord
+    from .settings import Settings
+    from .states import JobState
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

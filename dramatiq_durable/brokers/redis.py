@@ -1,0 +1,181 @@
+"""Redis, as :class:`dramatiq.brokers.redis.RedisBroker` uses it.
+
+The keys are those that the header of Dramatiq's ``dispatch.lua`` documents: a list of copies' ids a queue, a hash of
+their data beside it, and a set of fetched ids a process and queue.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..store.types import Waiting
+from .base import BrokerView, Publication
+
+if TYPE_CHECKING:
+    from dramatiq import Message
+    from dramatiq.broker import Consumer
+    from dramatiq.brokers.redis import RedisBroker
+
+__all__ = ["RedisView"]
+
+#: Adds copies to a queue; a copy that is there already is not added twice, so the call may be repeated when its reply
+#: was lost (redis-py repeats calls by itself).
+_PUBLISH = """
+for i = 1, #ARGV, 2 do
+    if redis.call("hsetnx", KEYS[2], ARGV[i], ARGV[i + 1]) == 1 then
+        redis.call("rpush", KEYS[1], ARGV[i])
+    end
+end
+"""
+
+#: Returns the positions of the ids that a hash does not have.
+_ABSENT = """
+local absent = {}
+for i = 1, #ARGV do
+    if redis.call("hexists", KEYS[1], ARGV[i]) == 0 then
+        absent[#absent + 1] = i
+    end
+end
+return absent
+"""
+
+#: How many ids one call names.
+_CHUNK = 1000
+
+#: How many ids of a list are read at a time when a whole queue has to be compared.
+_LIST_CHUNK = 10_000
+
+
+class RedisView(BrokerView):
+    """Looks into Redis."""
+
+    can_look = True
+    broker: RedisBroker
+
+    def __init__(self, broker: RedisBroker, enqueue: Callable[..., Message[Any]]) -> None:
+        super().__init__(broker, enqueue)
+        self._publish = broker.client.register_script(_PUBLISH)
+        self._absent = broker.client.register_script(_ABSENT)
+
+    def _keys(self, queue: str) -> tuple[str, str]:
+        name = f"{self.broker.namespace}:{queue}"
+        return name, f"{name}.msgs"
+
+    def reference(self, message: Message[Any]) -> str:
+        return str(message.options.get("redis_message_id", message.message_id))
+
+    def publish(self, publications: Sequence[Publication]) -> list[Exception | None]:
+        answers: list[Exception | None] = [None] * len(publications)
+        by_queue: defaultdict[str, list[tuple[int, Message[Any], str, bytes]]] = defaultdict(list)
+        for i, (message, queue, ref) in enumerate(publications):
+            try:
+                message = message.copy(options={"redis_message_id": ref})
+                self.broker.emit_before("enqueue", message, None)
+                by_queue[queue].append((i, message, ref, message.encode()))
+            except Exception as e:
+                answers[i] = e
+        for queue, entries in by_queue.items():
+            for start in range(0, len(entries), _CHUNK):
+                self._publish_chunk(queue, entries[start : start + _CHUNK], answers)
+        return answers
+
+    def _publish_chunk(
+        self, queue: str, entries: list[tuple[int, Message[Any], str, bytes]], answers: list[Exception | None]
+    ) -> None:
+        args: list[str | bytes] = []
+        for _, _, ref, data in entries:
+            args += (ref, data)
+        try:
+            self._publish(keys=self._keys(queue), args=args)
+        except Exception as e:
+            for i, _, _, _ in entries:
+                answers[i] = e
+        else:
+            for _, message, _, _ in entries:
+                self.broker.emit_after("enqueue", message, None)
+
+    def missing(self, rows: Sequence[Waiting]) -> set[str]:
+        found: set[str] = set()
+        for queue, waiting in _by_queue(rows).items():
+            _, data_key = self._keys(queue)
+            for start in range(0, len(waiting), _CHUNK):
+                chunk = waiting[start : start + _CHUNK]
+                absent = self._absent(keys=[data_key], args=[row.broker_ref or "" for row in chunk])
+                found.update(chunk[i - 1].id for i in absent)
+            found.update(self._unplaced(queue, [row for row in waiting if row.id not in found]))
+        return found
+
+    def _unplaced(self, queue: str, rows: list[Waiting]) -> set[str]:
+        """Return the ids of *rows* whose data is there, but whose place in the queue is not."""
+        list_key, data_key = self._keys(queue)
+        fetched = self._fetched(queue)
+        client = self.broker.client
+        # In a healthy queue every copy has one place.  Only if there are more data than places is the list read.
+        if not rows or client.hlen(data_key) <= client.llen(list_key) + len(fetched):
+            return set()
+        wanted = {row.broker_ref: row.id for row in rows if row.broker_ref not in fetched}
+        start = 0
+        while wanted and (ids := client.lrange(list_key, start, start + _LIST_CHUNK - 1)):
+            for ref in ids:
+                wanted.pop(_text(ref), None)
+            start += len(ids)
+        return set(wanted.values())
+
+    def _fetched(self, queue: str) -> dict[str, str]:
+        """Return the copies that consumers hold unacknowledged, with the key of the set each is in."""
+        client = self.broker.client
+        held: dict[str, str] = {}
+        for broker_id in client.zrange(f"{self.broker.namespace}:__heartbeats__", 0, -1):
+            key = f"{self.broker.namespace}:__acks__.{_text(broker_id)}.{queue}"
+            held.update((_text(ref), key) for ref in client.smembers(key))
+        return held
+
+    def stranded(self, rows: Sequence[Waiting]) -> set[str]:
+        found: set[str] = set()
+        for queue, waiting in _by_queue(rows).items():
+            fetched = self._fetched(queue)
+            found.update(row.id for row in waiting if row.broker_ref in fetched)
+        return found
+
+    def discard(self, rows: Sequence[Waiting]) -> None:
+        for queue, waiting in _by_queue(rows).items():
+            fetched = self._fetched(queue)
+            _, data_key = self._keys(queue)
+            with self.broker.client.pipeline(transaction=False) as pipe:
+                for row in waiting:
+                    if row.broker_ref in fetched:
+                        pipe.srem(fetched[row.broker_ref], row.broker_ref)
+                        pipe.hdel(data_key, row.broker_ref)
+                pipe.execute()
+
+    def has_fetched(self, consumer: Consumer) -> bool:
+        return bool(getattr(consumer, "message_cache", None))
+
+    def touch(self, queue_name: str) -> None:
+        # Every command of Dramatiq's script renews the broker's own heartbeat; a fetch of nothing does only that.
+        self.broker.do_fetch(queue_name, 0)
+
+    def drop_undecodable(self, consumer: Consumer, payload: bytes) -> None:
+        queue: str = consumer.queue_name  # type: ignore[attr-defined]
+        _, data_key = self._keys(queue)
+        acks_key = f"{self.broker.namespace}:__acks__.{self.broker.broker_id}.{queue}"
+        client = self.broker.client
+        # The id of a copy is inside its data, which cannot be read: so look through the few that we have fetched.
+        for ref in client.smembers(acks_key):
+            if client.hget(data_key, ref) == payload:
+                client.srem(acks_key, ref)
+                client.hdel(data_key, ref)
+                return
+
+
+def _by_queue(rows: Sequence[Waiting]) -> dict[str, list[Waiting]]:
+    grouped: defaultdict[str, list[Waiting]] = defaultdict(list)
+    for row in rows:
+        grouped[row.queue].append(row)
+    return grouped
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,1 @@
+"""The middlewares that users stack onto their broker; one idea each."""

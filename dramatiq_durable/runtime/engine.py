@@ -1,0 +1,301 @@
+"""One process's side of the record: what it is called, what it holds, and its threads."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dramatiq.logging import get_logger
+from dramatiq.middleware import SkipMessage, TimeLimit
+
+from ..errors import DatabaseUnavailable, DurableError, StoreError
+from ..store import jobs, migrate
+from ..store.types import WorkerInfo
+from .capture import results_of
+from .consumer import DurableConsumer
+from .counters import Counters
+from .courier import Courier
+from .current import RUN
+from .heartbeat import Heartbeat
+from .held import Registry, Run
+from .scheduler import Scheduler
+from .sending import Sender
+from .writer import Stopping, Writer
+
+if TYPE_CHECKING:
+    from dramatiq import Broker, Message, Worker
+    from dramatiq.broker import Consumer, MessageProxy
+    from dramatiq.results import ResultBackend
+
+    from ..brokers.base import BrokerView
+    from ..store.database import Database
+    from .options import Options
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Joins a broker and a database in this process.
+
+    Parameters:
+      broker(Broker)
+      db(Database)
+      options(Options)
+      view(BrokerView)
+      plain_enqueue(Callable): The broker's own ``enqueue``.
+      plain_consume(Callable): The broker's own ``consume``.
+      check_order(Callable): Raises when the middlewares do not stand where they must.
+      check_worker(Callable): Likewise, and when a worker lacks a piece.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        db: Database,
+        options: Options,
+        view: BrokerView,
+        *,
+        plain_enqueue: Callable[..., Message[Any]],
+        plain_consume: Callable[..., Consumer],
+        check_order: Callable[[Broker], None],
+        check_worker: Callable[[Broker], None],
+    ) -> None:
+        self.logger = get_logger(__name__, type(self))
+        self.broker = broker
+        self.db = db
+        self.options = options
+        self.view = view
+        self.registry = Registry()
+        self.counters = Counters()
+        self.stopping = False
+        self.started = False
+        self._plain_consume = plain_consume
+        self._check_order = check_order
+        self._check_worker = check_worker
+        self._drain_until: float | None = None
+        self._checked = 0
+        self._worker: Worker | None = None
+        self._build()
+        self.sender = Sender(self, plain_enqueue)
+        _reset_in_children(self)
+
+    def _build(self) -> None:
+        """Give this process its name and its threads, not started yet."""
+        #: Fresh at every process start and after a fork, never a host's or a pod's name: a restarted process must not
+        #: be taken for the one that died.
+        self.owner = uuid.uuid4().hex
+        self._ready = False
+        self._asked = 0.0
+        options = self.options
+        self.writer = Writer(
+            self.db,
+            lambda: self.owner,
+            self._committed,
+            batch=options.commit_batch,
+            max_interruptions=options.max_interruptions,
+        )
+        self.courier = Courier(self.db, self.result_backends)
+        self.heartbeat = Heartbeat(
+            self.db,
+            lambda: self.owner,
+            self.registry,
+            self.counters,
+            lease=options.lease,
+            interval=options.heartbeat_interval,
+        )
+        self.scheduler = Scheduler(self)
+
+    def reset(self) -> None:
+        """This is the child of a fork: it holds nothing, and nothing of its parent's is its own."""
+        self.db.reset_after_fork()
+        self.registry.clear()
+        self.counters = Counters()
+        self.started = self.stopping = False
+        self._build()
+
+    # Life
+
+    def start(self, worker: Worker) -> None:
+        """Start this process's threads.
+
+        Raises:
+          ConfigurationError: If the middlewares are in the wrong order.
+          SchemaOutdated, SchemaTooNew: If the tables do not fit this release.
+        """
+        self._worker = worker
+        self.stopping = False
+        self._drain_until = None
+        self._check_worker(self.broker)
+        try:
+            migrate.require_current(self.db)
+            self._ready = True
+        except DatabaseUnavailable as e:
+            self.logger.critical("The database is away; nothing is fetched until it is back. %s", e)
+        if self.started:
+            return
+        self.started = True
+        self.writer.start()
+        self.courier.start()
+        self.heartbeat.start()
+        self.scheduler.start()
+
+    def begin_stop(self) -> None:
+        """Fetch nothing more, and let nobody wait for a database that is away.  Leases are renewed and outcomes written
+        as long as jobs run.
+        """
+        self.stopping = True
+        self.writer.stop_waiting()
+
+    def stop(self) -> None:
+        """Write what is left, stop the threads, and close this process's connections."""
+        if not self.started:
+            return
+        self.drain()
+        self.started = False
+        self.scheduler.stop()
+        self.heartbeat.stop()
+        left = self.writer.stop()
+        self.courier.stop()
+        if left:
+            self.logger.error(
+                "The outcomes of %d jobs were not committed before the process had to stop, job %s among them; they "
+                "are "
+                "not acknowledged and will run again.",
+                len(left),
+                left[0].id,
+            )
+        self.registry.clear()
+        self.db.close_all()
+
+    def drain(self) -> None:
+        """Wait for the outcomes that were handed over: all calls of one stop together no longer than the shutdown "
+        "timeout."""
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + self.options.shutdown_timeout / 1000
+        self.writer.drain(self._drain_until - time.monotonic())
+        self.courier.drain(self._drain_until - time.monotonic())
+
+    def ready(self) -> bool:
+        """Return whether the database is there and its tables fit; asks at most once a second."""
+        if self._ready:
+            return True
+        now = time.monotonic()
+        if now - self._asked < 1:
+            return False
+        self._asked = now
+        try:
+            migrate.require_current(self.db)
+            self._ready = True
+        except StoreError as e:
+            self.logger.critical("Nothing is fetched: %s", e)
+        return self._ready
+
+    # What the parts ask for
+
+    def check_order(self) -> None:
+        """Raise when the middlewares do not stand where they must; looks only when their number has changed."""
+        if len(self.broker.middleware) != self._checked:
+            self._check_order(self.broker)
+            self._checked = len(self.broker.middleware)
+
+    def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30_000) -> Consumer:
+        """``Broker.consume``, wrapped."""
+        inner = self._plain_consume(queue_name, prefetch=prefetch, timeout=timeout)
+        if not self.started:
+            return inner
+        return DurableConsumer(self, inner, queue_name)
+
+    def wake_scheduler(self) -> None:
+        self.scheduler.wake()
+
+    def result_backends(self) -> list[ResultBackend]:
+        return [middleware.backend for middleware in results_of(self.broker)]
+
+    def worker_info(self) -> WorkerInfo:
+        worker = self._worker
+        queues = sorted(self.broker.get_declared_queues() - self.broker.get_declared_delay_queues())
+        threads = worker.worker_threads if worker is not None else 0
+        return WorkerInfo(self.owner, socket.gethostname(), os.getpid(), threads, ",".join(queues))
+
+    def run_options(self, message: MessageProxy) -> tuple[str, float | None]:
+        """Return what the actor's options say: ``on_lost``, and the seconds after which its lease is not renewed."""
+        actor = self.broker.actors.get(message.actor_name)
+        options = actor.options if actor is not None else {}
+        limit = options.get("max_runtime")
+        if limit is None:
+            limit = 2 * (message.options.get("time_limit") or options.get("time_limit") or self._time_limit())
+        return options.get("on_lost", "rerun"), None if limit == float("inf") else limit / 1000
+
+    def _time_limit(self) -> float:
+        for middleware in self.broker.middleware:
+            if isinstance(middleware, TimeLimit):
+                return middleware.time_limit
+        return float("inf")
+
+    # A run, from the worker thread's side
+
+    def begin(self, run: Run) -> None:
+        """Start *run* on this thread, right before its actor.
+
+        Raises:
+          SkipMessage: If the job is someone else's by now, or its start could not be written.
+        """
+        if run.strict or time.monotonic() >= run.valid_until:
+            self._start_strictly(run)
+        if not self.registry.enter(run):
+            raise SkipMessage(f"Job {run.id} was taken over by another worker.")
+        RUN.set(run)
+
+    def _start_strictly(self, run: Run) -> None:
+        """Commit the start before the actor runs; with the lease, which may have run out while the job waited."""
+        before = time.monotonic()
+        start = [(run.id, run.claim, run.on_lost)]
+        try:
+            answer = self.writer.call(lambda: jobs.start(self.db, self.owner, start, self.options.lease), patient=True)
+        except Stopping:
+            raise SkipMessage(f"Job {run.id} was not started: the database is away and the worker stops.") from None
+        except DurableError as e:
+            self.logger.critical("Job %s could not be started: %s", run.id, e)
+            raise SkipMessage(f"Job {run.id} could not be started.") from e
+        if run.id not in answer:
+            self.registry.lose(run)
+            raise SkipMessage(f"Job {run.id} was taken over by another worker.")
+        run.attempt = answer[run.id]
+        run.valid_until = before + self.options.lease / 1000
+
+    def end(self, run: Run) -> None:
+        """The actor of *run* has returned."""
+        RUN.set(None)
+        self.registry.leave(run)
+
+    def _committed(self, run: Run, accepted: bool) -> None:
+        """The outcome of *run* is committed, or was refused.  On the writer's thread."""
+        self.registry.forget(run)
+        outcome = run.outcome
+        if not accepted:
+            self.counters.refused += 1
+            run.outcome = None
+            if run.answer is not None:
+                run.answer = "ack"
+            self.logger.warning("The outcome of job %s was refused: the job was taken over meanwhile.", run.id)
+        elif outcome is not None and (outcome.follow_ups or outcome.kind in ("retry", "interrupted")):
+            self.scheduler.wake()
+        self.courier.deliver(run)
+
+
+def _reset_in_children(engine: Engine) -> None:
+    if not hasattr(os, "register_at_fork"):
+        return
+    reference = weakref.ref(engine)
+
+    def reset() -> None:
+        engine = reference()
+        if engine is not None:
+            engine.reset()
+
+    os.register_at_fork(after_in_child=reset)

@@ -1,0 +1,127 @@
+"""The thread that keeps leases alive: one statement a process, whatever the number of jobs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dramatiq.logging import get_logger
+
+from ..errors import StoreError
+from ..store import jobs
+
+if TYPE_CHECKING:
+    from ..store.database import Database
+    from .counters import Counters
+    from .held import Registry, Run
+
+__all__ = ["Heartbeat"]
+
+
+#: How long a stop waits for the thread (seconds); it may be stuck in a database that does not answer, and is a daemon.
+STOP_TIMEOUT = 1.0
+
+
+class Heartbeat:
+    """Names the claims that this process really holds; finds out which it has lost, and lets go of rows that carry its
+    name although nothing here works on them.
+
+    Parameters:
+      db(Database)
+      owner(Callable[[], str])
+      registry(Registry)
+      counters(Counters)
+      lease(int): Milliseconds.
+      interval(int): Milliseconds.
+    """
+
+    def __init__(
+        self,
+        db: Database,
+        owner: Callable[[], str],
+        registry: Registry,
+        counters: Counters,
+        *,
+        lease: int,
+        interval: int,
+    ) -> None:
+        self.logger = get_logger(__name__, type(self))
+        self._db = db
+        self._owner = owner
+        self._registry = registry
+        self._counters = counters
+        self._lease = lease
+        self._interval = interval / 1000
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._loop, name="durable-heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(STOP_TIMEOUT)
+
+    def _loop(self) -> None:
+        try:
+            while not self._stop.wait(self._interval):
+                try:
+                    self.beat()
+                except StoreError as e:
+                    self.logger.warning("Leases could not be renewed: %s", e)
+                except Exception:
+                    self.logger.critical("Unexpected failure while renewing leases.", exc_info=True)
+        finally:
+            self._db.close_thread()
+
+    def beat(self) -> None:
+        """Renew once.
+
+        Raises:
+          StoreError: If the database does not answer.
+        """
+        now = time.monotonic()
+        held = [run for run in self._registry.runs() if not run.lost and not _over_time(run, now)]
+        pairs = [(run.id, run.claim, run.started) for run in held]
+        beat = jobs.renew(self._db, self._owner(), pairs, self._lease)
+        unsure = []
+        for run in held:
+            if (run.id, run.claim) in beat.renewed:
+                run.valid_until = now + self._lease / 1000
+            else:
+                unsure.append(run)
+        if unsure:
+            self._confirm(unsure)
+        self._let_go(beat.strays)
+
+    def _confirm(self, unsure: list[Run]) -> None:
+        """Find out about claims that were not renewed: locked for a moment, settled just now, or lost."""
+        standing = jobs.locate(self._db, [run.id for run in unsure])
+        for run in unsure:
+            row = standing.get(run.id)
+            if row is not None and row.owner == self._owner() and row.claim == run.claim:
+                continue
+            if self._registry.get(run.id) is not run or run.reported:
+                continue
+            self._counters.lost += 1
+            self.logger.warning("Job %s was taken over while this process held it; its run no longer counts.", run.id)
+            self._registry.lose(run)
+
+    def _let_go(self, strays: tuple[tuple[str, int, bool], ...]) -> None:
+        """Release rows that nothing here works on.  An id is announced to the registry before it is claimed, so what is
+        not in the registry after the row was seen is an orphan (a lost reply, a dead thread).  Started orphans are left
+        to run out: whoever takes them over must know that their actor may have run.
+        """
+        orphans = [(id, claim) for id, claim, started in strays if not started and id not in self._registry]
+        if orphans:
+            released = jobs.release(self._db, self._owner(), orphans, "orphaned")
+            self.logger.warning("Released %d claims that nothing in this process works on.", len(released))
+
+
+def _over_time(run: Run, now: float) -> bool:
+    return run.max_runtime is not None and run.began is not None and now - run.began > run.max_runtime

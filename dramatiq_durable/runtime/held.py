@@ -1,0 +1,204 @@
+"""What this process holds: one :class:`Run` for every claimed job, from the fetch until its outcome is committed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from dramatiq.middleware import raise_thread_exception
+
+from ..errors import LeaseLost
+from ..store.types import Claimed, Outcome
+
+if TYPE_CHECKING:
+    from dramatiq import Message
+    from dramatiq.broker import MessageProxy
+
+    from .consumer import DurableConsumer
+
+__all__ = ["Registry", "Run", "run_of"]
+
+_ATTRIBUTE = "_durable_run"
+
+
+def run_of(message: MessageProxy) -> Run | None:
+    """Return the claim under which *message* is being processed, if it has one."""
+    # NOTE: A proxy forwards unknown names to the message, so getattr() would raise; its own dict is asked instead.
+    return message.__dict__.get(_ATTRIBUTE)
+
+
+class Run:
+    """One claim on one job, and what has become of it in this process.
+
+    Attributes:
+      valid_until(float): When the lease runs out at the latest, on this process's monotonic clock, counted from before
+        the statement that took or renewed it was sent.
+      strict(bool): Whether the start must be committed before the actor runs.
+      began(float): When the actor began (monotonic), or ``None``.
+      thread_id(int): The thread that runs the actor now, or ``None``; changed only under the registry's lock.
+      lost(bool): Whether the row is known to be someone else's.
+      refused(bool): Whether its start was refused, so that the actor did not run and there is nothing to write.
+      outcome(Outcome): How it ended, once that is decided.
+      reported(bool): Whether the writer has told what became of the outcome.
+      answer(str): What the broker is to be told after the commit: ``"ack"``, ``"nack"``, or ``None`` for nothing.
+      max_runtime(float): Seconds after its start at which the lease is no longer renewed, or ``None``.
+      on_lost(str): What becomes of the job if this process dies while its actor runs.
+      again(tuple): The own message that the actor enqueued ("run me again later") with its delay.
+      children(dict): How many jobs this run has sent, per actor.
+    """
+
+    __slots__ = (
+        "again",
+        "answer",
+        "attempt",
+        "began",
+        "children",
+        "claim",
+        "consumer",
+        "id",
+        "interrupted",
+        "lost",
+        "max_runtime",
+        "message",
+        "on_lost",
+        "outcome",
+        "refused",
+        "reported",
+        "retries",
+        "started",
+        "strict",
+        "thread_id",
+        "valid_until",
+    )
+
+    def __init__(
+        self,
+        claimed: Claimed,
+        message: MessageProxy,
+        consumer: DurableConsumer,
+        valid_until: float,
+        on_lost: str = "rerun",
+        max_runtime: float | None = None,
+    ) -> None:
+        self.id = claimed.id
+        self.claim = claimed.claim
+        self.attempt = claimed.attempt
+        self.retries = claimed.retries
+        self.message = message
+        self.consumer = consumer
+        self.valid_until = valid_until
+        self.on_lost = on_lost
+        self.strict = bool(claimed.lost_claims or claimed.lost) or on_lost != "rerun"
+        self.started = False
+        self.began: float | None = None
+        self.max_runtime = max_runtime
+        self.thread_id: int | None = None
+        self.interrupted = False
+        self.lost = False
+        self.refused = False
+        self.outcome: Outcome | None = None
+        self.reported = False
+        self.answer: str | None = None
+        self.again: tuple[Message[Any], int] | None = None
+        self.children: dict[str, int] = {}
+        message.__dict__[_ATTRIBUTE] = self
+
+    def ran_for(self) -> int:
+        """Return for how many milliseconds the actor has run."""
+        return 0 if self.began is None else int((time.monotonic() - self.began) * 1000)
+
+    def next_ordinal(self, actor_name: str) -> int:
+        """Count one more job sent to *actor_name*; return how many were sent before."""
+        ordinal = self.children.get(actor_name, 0)
+        self.children[actor_name] = ordinal + 1
+        return ordinal
+
+
+class Registry:
+    """The claims of this process.  An id is here before its claim is sent and until its outcome is committed, so that a
+    row with our name on it that is *not* here is an orphan.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: dict[str, Run | None] = {}
+
+    def begin(self, ids: list[str]) -> set[str]:
+        """Announce that *ids* are about to be claimed; return those that are not held or announced already."""
+        with self._lock:
+            fresh = {id for id in ids if id not in self._runs}
+            self._runs.update(dict.fromkeys(fresh))
+        return fresh
+
+    def hold(self, run: Run) -> None:
+        """Keep a claim that was granted."""
+        with self._lock:
+            self._runs[run.id] = run
+
+    def drop(self, *ids: str) -> None:
+        """Forget claims that are over, or were not granted."""
+        with self._lock:
+            for id in ids:
+                self._runs.pop(id, None)
+
+    def forget(self, run: Run) -> None:
+        """Forget *run*, unless the same job was claimed anew meanwhile."""
+        with self._lock:
+            if self._runs.get(run.id) is run:
+                del self._runs[run.id]
+
+    def clear(self) -> None:
+        """Forget everything: a process that was just forked holds nothing."""
+        self._lock = threading.Lock()
+        self._runs = {}
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._runs
+
+    def get(self, id: str) -> Run | None:
+        return self._runs.get(id)
+
+    def runs(self) -> list[Run]:
+        """Return the claims that were granted."""
+        with self._lock:
+            return [run for run in self._runs.values() if run is not None]
+
+    def enter(self, run: Run) -> bool:
+        """Mark that this thread begins to run the actor; ``False`` when the job has been lost meanwhile."""
+        with self._lock:
+            if run.lost:
+                return False
+            run.thread_id = threading.get_ident()
+            run.began = time.monotonic()
+            run.started = True
+            return True
+
+    def leave(self, run: Run) -> None:
+        """Mark that the actor has returned: from here on nothing of ours interrupts this thread for this job."""
+        with self._lock:
+            interrupted, run.interrupted = run.interrupted and run.thread_id is not None, False
+            run.thread_id = None
+        if interrupted:
+            _absorb_interrupt()
+
+    def lose(self, run: Run) -> None:
+        """Mark *run* as someone else's, and interrupt the thread if its actor is still running.
+
+        The thread is looked at under the same lock under which it enters and leaves, so that the interrupt cannot hit
+        the next job of that thread.
+        """
+        with self._lock:
+            run.lost = True
+            if run.thread_id is not None and not run.interrupted:
+                run.interrupted = True
+                raise_thread_exception(run.thread_id, LeaseLost)
+
+
+def _absorb_interrupt() -> None:
+    """Let an interrupt that was sent just before the actor returned surface here, where it does no harm."""
+    try:
+        for _ in range(1000):
+            pass
+    except LeaseLost:
+        pass

@@ -1,0 +1,340 @@
+"""Reconciliation: putting right from rows what the queue lost and what dead processes left behind.
+
+Two looks with different clocks.  The *reaper* watches leases, in every process and all the time, so that whoever leads
+has seen what it acts on.  The *look* compares queued rows with the broker, at start and then at intervals, by one
+process at a time.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dramatiq.logging import get_logger
+
+from ..errors import StoreError
+from ..store import outcomes, recovery
+from ..store.types import ActiveRow, Waiting, WorkerInfo
+from .courier import deliver_results
+
+if TYPE_CHECKING:
+    from dramatiq import Broker
+    from dramatiq.results import ResultBackend
+
+    from ..brokers.base import BrokerView
+    from ..store.database import Database
+    from .options import Options
+
+__all__ = ["LeaseWatch", "Look", "Sweeper", "look"]
+
+#: The name of the leader lease.
+LEADER = "reconciler"
+
+#: How many rows are compared at a time, and how many suspects are kept between two looks.
+PAGE, SUSPECTS = 2_000, 20_000
+
+#: How long a copy must be missing before its job is put back (seconds): the time between the two looks.
+SECOND_LOOK = 1.0
+
+#: At a broker that cannot be looked into, a job that was published longer ago than this (milliseconds) is published
+#: again.  The claim makes a wrong guess harmless; an hour keeps the guesses few.
+BLIND_AGE = 3_600_000
+
+#: How many parked jobs, and how many undelivered results, one turn takes up.
+TURN_LIMIT = 200
+
+
+#: How long a stop waits for the thread (seconds); it may be stuck in a database that does not answer, and is a daemon.
+STOP_TIMEOUT = 1.0
+
+
+class Look(NamedTuple):
+    """What one look found.
+
+    Parameters:
+      looked(int): Queued rows that were compared.
+      put_back(int): Jobs whose message was lost and that are published again.
+    """
+
+    looked: int
+    put_back: int
+
+
+class LeaseWatch:
+    """Remembers how long each active row's lease has stood still, on this process's monotonic clock.
+
+    A job may be taken over only when its renewal counter has not moved for a whole lease in which the database was
+    reachable without a break: an outage, or a pause of this very process, costs nobody a job.
+
+    Parameters:
+      lease(float): Seconds.
+      interval(float): How often :meth:`observe` is called (seconds).  A longer gap means that this process was not
+        looking, and everything is forgotten.
+    """
+
+    def __init__(self, lease: float, interval: float) -> None:
+        self._lease = lease
+        self._gap = max(3 * interval, 1.0)
+        self._seen: dict[str, tuple[int, int, float]] = {}
+        self._last: float | None = None
+
+    def forget(self) -> None:
+        """The database was away."""
+        self._seen = {}
+        self._last = None
+
+    def observe(self, rows: list[ActiveRow], now: float) -> list[ActiveRow]:
+        """Take note of *rows*, all that are active now; return those whose owner must be presumed dead."""
+        if self._last is not None and now - self._last > self._gap:
+            self._seen = {}
+        self._last = now
+        seen: dict[str, tuple[int, int, float]] = {}
+        overdue: list[ActiveRow] = []
+        for row in rows:
+            known = self._seen.get(row.id)
+            if known is None or known[:2] != (row.claim, row.beat):
+                known = (row.claim, row.beat, now)
+            elif row.expired and now - known[2] >= self._lease:
+                overdue.append(row)
+            seen[row.id] = known
+        self._seen = seen
+        return overdue
+
+
+def look(
+    db: Database,
+    view: BrokerView,
+    *,
+    grace: int,
+    stranded_after: float,
+    strandings: dict[tuple[str, str | None], float],
+    progress: Callable[[int], None] | None = None,
+    stopped: Callable[[], bool] | None = None,
+) -> Look:
+    """Compare the queued rows with the broker and mark those whose message is gone, so that a scheduler publishes them.
+
+    A long queue that waits its turn costs nothing: its messages are there.  A copy counts as lost when it is missing in
+    two looks, :data:`SECOND_LOOK` apart, and its row has not moved meanwhile.
+
+    Parameters:
+      db(Database)
+      view(BrokerView)
+      grace(int): Rows published less than this many milliseconds ago are left alone.
+      stranded_after(float): Seconds for which a copy may be in a consumer's hands without its row being claimed.
+      strandings(dict): When each such copy was first seen; kept by the caller from look to look.
+      progress(Callable): Called with the number of rows looked at so far.
+      stopped(Callable): Asked between pages whether to break off.
+
+    Raises:
+      StoreError: If the database does not answer.
+      Exception: Whatever the broker's client raises when it does not answer.
+    """
+    looked = put_back = 0
+    suspects: list[tuple[float, list[Waiting]]] = []
+    held: dict[tuple[str, str | None], float] = {}
+    after = ""
+    while page := recovery.waiting_page(db, after, PAGE, grace if view.can_look else BLIND_AGE):
+        after = page[-1].id
+        looked += len(page)
+        missing = view.missing(page) if view.can_look else {row.id for row in page}
+        if missing:
+            suspects.append((time.monotonic(), [row for row in page if row.id in missing]))
+        put_back += _check_stranded(db, view, page, missing, stranded_after, strandings, held)
+        while sum(len(rows) for _, rows in suspects) > SUSPECTS:
+            put_back += _second_look(db, view, *suspects.pop(0))
+        if progress is not None:
+            progress(looked)
+        if stopped is not None and stopped():
+            break
+    for since, rows in suspects:
+        put_back += _second_look(db, view, since, rows)
+    strandings.clear()
+    strandings.update(held)
+    return Look(looked, put_back)
+
+
+def _second_look(db: Database, view: BrokerView, since: float, rows: list[Waiting]) -> int:
+    time.sleep(max(0.0, since + SECOND_LOOK - time.monotonic()))
+    missing = view.missing(rows) if view.can_look else {row.id for row in rows}
+    return len(recovery.put_back(db, [(row.id, row.broker_ref) for row in rows if row.id in missing]))
+
+
+def _check_stranded(
+    db: Database,
+    view: BrokerView,
+    page: list[Waiting],
+    missing: set[str],
+    stranded_after: float,
+    strandings: dict[tuple[str, str | None], float],
+    held: dict[tuple[str, str | None], float],
+) -> int:
+    """Put back jobs whose copy has been in a consumer's hands for too long without their row being claimed."""
+    in_hand = view.stranded([row for row in page if row.id not in missing]) if view.can_look else set()
+    now = time.monotonic()
+    overdue = []
+    for row in page:
+        if row.id in in_hand:
+            key = (row.id, row.broker_ref)
+            held[key] = strandings.get(key, now)
+            if now - held[key] >= stranded_after:
+                overdue.append(row)
+    if not overdue:
+        return 0
+    done = recovery.put_back(db, [(row.id, row.broker_ref) for row in overdue])
+    view.discard([row for row in overdue if row.id in done])
+    return len(done)
+
+
+class Host(Protocol):
+    """What the sweeper needs of its process."""
+
+    broker: Broker
+    view: BrokerView
+    db: Database
+    options: Options
+
+    @property
+    def owner(self) -> str: ...
+
+    def ready(self) -> bool: ...
+
+    def result_backends(self) -> list[ResultBackend]: ...
+
+    def wake_scheduler(self) -> None: ...
+
+    def worker_info(self) -> WorkerInfo: ...
+
+
+class Sweeper:
+    """The thread that reconciles.
+
+    Parameters:
+      host(Host)
+      interval(int): Milliseconds between two looks at the broker.
+    """
+
+    def __init__(self, host: Host, *, interval: int) -> None:
+        self.logger = get_logger(__name__, type(self))
+        self.host = host
+        self.interval = interval / 1000
+        lease = host.options.lease / 1000
+        self._tick = min(host.options.heartbeat_interval / 1000, lease / 4, self.interval)
+        self._watch = LeaseWatch(lease, self._tick)
+        self._strandings: dict[tuple[str, str | None], float] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._next_look = 0.0
+        self._next_enlist = 0.0
+        self._looking: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._stop.clear()
+        # A fleet that restarts together does not look together.
+        self._next_look = time.monotonic() + random.uniform(0, min(2.0, self.interval / 2))  # noqa: S311
+        self._next_enlist = 0.0
+        self._thread = threading.Thread(target=self._loop, name="durable-reconciler", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(STOP_TIMEOUT)
+
+    def _loop(self) -> None:
+        try:
+            while not self._stop.wait(self._tick):
+                try:
+                    if self.host.ready():
+                        self._turn()
+                except StoreError as e:
+                    self._watch.forget()
+                    self.logger.warning("Reconciliation waits for the database: %s", e)
+                except Exception:
+                    self.logger.critical("Unexpected failure while reconciling.", exc_info=True)
+        finally:
+            try:
+                recovery.resign(self.host.db, LEADER, self.host.owner)
+            except StoreError as e:
+                self.logger.debug("The leader lease runs out by itself: %s", e)
+            self.host.db.close_thread()
+
+    def _turn(self) -> None:
+        db, owner = self.host.db, self.host.owner
+        now = time.monotonic()
+        overdue = self._watch.observe(recovery.watch(db), now)
+        if now >= self._next_enlist:
+            self._next_enlist = now + max(5.0, self._tick)
+            recovery.enlist(db, self.host.worker_info())
+        if not recovery.lead(db, LEADER, owner, int(max(10.0, 3 * self._tick) * 1000)):
+            return
+        if overdue:
+            self._reap(overdue)
+        self._deliver_results()
+        if recovery.unpark(db, sorted(self.host.broker.actors), TURN_LIMIT):
+            self.host.wake_scheduler()
+        looking = self._looking is not None and self._looking.is_alive()
+        if now >= self._next_look and not looking:
+            self._next_look = now + self.interval * random.uniform(0.9, 1.1)  # noqa: S311
+            # On a thread of its own: leases must be watched, and the leader's own renewed, while a long look goes on.
+            self._looking = threading.Thread(target=self._look, name="durable-look", daemon=True)
+            self._looking.start()
+
+    def _reap(self, overdue: list[ActiveRow]) -> None:
+        rows = [(row.id, row.claim, row.beat) for row in overdue]
+        reaped = recovery.reap(self.host.db, rows, self.host.options.max_lost)
+        if any(reaped):
+            self.logger.warning(
+                "Leases of lost workers ran out: %d jobs queued again, %d failed, %d in doubt.", *reaped
+            )
+            recovery.note_pass(self.host.db, "reaper", self.host.owner, requeued=reaped.requeued, failed=reaped.failed)
+            self.host.wake_scheduler()
+
+    def _look(self) -> None:
+        try:
+            self.look_once()
+        except StoreError as e:
+            self.logger.warning("Reconciliation waits for the database: %s", e)
+        except Exception:
+            self.logger.critical("Unexpected failure while looking into the broker.", exc_info=True)
+        finally:
+            self.host.db.close_thread()
+
+    def look_once(self, progress: Callable[[int], None] | None = None) -> Look | None:
+        """Look once; ``None`` when the broker did not answer.
+
+        Raises:
+          StoreError: If the database does not answer.
+        """
+        options = self.host.options
+        try:
+            found = look(
+                self.host.db,
+                self.host.view,
+                grace=options.publish_grace,
+                stranded_after=max(options.lease / 1000, 2 * self.interval),
+                strandings=self._strandings,
+                progress=progress,
+                stopped=self._stop.is_set,
+            )
+        except StoreError:
+            raise
+        except Exception as e:
+            self.logger.warning("The broker could not be looked into: %s", e)
+            return None
+        if found.put_back:
+            self.logger.warning(
+                "The broker had lost the messages of %d queued jobs; they are put back.", found.put_back
+            )
+            self.host.wake_scheduler()
+        recovery.note_pass(self.host.db, "reconcile", self.host.owner, looked=found.looked, put_back=found.put_back)
+        return found
+
+    def _deliver_results(self) -> None:
+        backends = self.host.result_backends()
+        rows = outcomes.pending_results(self.host.db, 5_000, TURN_LIMIT) if backends else []
+        if rows:
+            stored = deliver_results(backends, rows, self.logger)
+            outcomes.mark_stored(self.host.db, stored)

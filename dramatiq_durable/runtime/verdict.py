@@ -1,0 +1,122 @@
+"""How a run ended: from what Dramatiq's hooks saw to the one outcome that is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dramatiq.middleware import Shutdown
+
+from .. import redact
+from ..store.types import Evidence, Outcome
+from . import messages
+from .capture import results_of
+
+if TYPE_CHECKING:
+    from dramatiq import Broker
+    from dramatiq.broker import MessageProxy
+
+    from .capture import Capture
+    from .held import Run
+
+__all__ = ["decide", "decide_skipped", "evidence_of"]
+
+
+def evidence_of(exception: BaseException) -> Evidence:
+    """Return what is kept of *exception*: redacted and bounded."""
+    return Evidence(*redact.describe(exception))
+
+
+def decide(
+    broker: Broker, run: Run, message: MessageProxy, exception: BaseException | None, capture: Capture
+) -> Outcome | None:
+    """Decide how *run* ended.
+
+    The order matters.  A run that lost its claim has no outcome.  A follow-up that cannot be sent fails the run, since
+    it would be lost without a word.  An interruption by a shutdown is nobody's failure.  A message that a middleware
+    failed on purpose is failed, whatever else was captured.
+
+    Returns:
+      Outcome: The outcome, or ``None`` for a run whose job is someone else's.
+    """
+    if run.lost:
+        return None
+    if capture.errors:
+        message.fail()
+        return _ended(run, "failed", capture, reason="follow_up_refused", evidence=evidence_of(capture.errors[0]))
+    if isinstance(exception, Shutdown):
+        message.failed = False
+        # What other hooks made of the interruption (a retry, a callback) is dropped: the job simply runs again.
+        return Outcome(
+            run.id, run.claim, "interrupted", ran_for=run.ran_for(), reason="shutdown", evidence=evidence_of(exception)
+        )
+    if exception is None and not message.failed:
+        if run.again is not None:
+            return _again(run, message, run.again, None, capture)
+        return _ended(run, "completed", capture)
+    if capture.own is not None and not message.failed:
+        return _again(run, message, capture.own, exception, capture)
+    return _failed(broker, run, message, exception, capture)
+
+
+def decide_skipped(run: Run, message: MessageProxy, capture: Capture) -> Outcome | None:
+    """Decide about a claimed job that another middleware refused to start."""
+    if run.lost or run.outcome is not None:
+        return run.outcome
+    exception = message._exception
+    if message.failed:
+        evidence = evidence_of(exception) if exception is not None else None
+        return Outcome(run.id, run.claim, "failed", started=False, reason="expired", evidence=evidence)
+    return Outcome(run.id, run.claim, "skipped", started=False, reason="skipped", results=tuple(capture.results))
+
+
+def _ended(
+    run: Run, kind: str, capture: Capture, *, reason: str | None = None, evidence: Evidence | None = None
+) -> Outcome:
+    return Outcome(
+        run.id,
+        run.claim,
+        kind,
+        ran_for=run.ran_for(),
+        reason=reason,
+        evidence=evidence,
+        follow_ups=tuple(capture.follow_ups),
+        results=tuple(capture.results),
+    )
+
+
+def _failed(
+    broker: Broker, run: Run, message: MessageProxy, exception: BaseException | None, capture: Capture
+) -> Outcome:
+    message.fail()
+    # NOTE: Results stores a failure only after the nack, when the outcome is out of our hands.  So it is asked now,
+    # while what it stores is still captured, and its own write later is not let through.
+    for results in results_of(broker):
+        results.after_nack(broker, message)
+    evidence = None if exception is None else evidence_of(exception)
+    return _ended(run, "failed", capture, reason="failed" if exception is None else "error", evidence=evidence)
+
+
+def _again(
+    run: Run, message: MessageProxy, own: tuple[Any, int], exception: BaseException | None, capture: Capture
+) -> Outcome:
+    """The run's own message was enqueued again: by the retry policy, or by the actor itself ("run me later").
+
+    The input of the next run is the row's, as it was sent, also when the actor changed its arguments in place; only a
+    message with other arguments replaces it.
+    """
+    sent, delay = own
+    changed = sent.args is not message.args or sent.kwargs is not message.kwargs
+    return Outcome(
+        run.id,
+        run.claim,
+        "retry",
+        ran_for=run.ran_for(),
+        delay=delay,
+        options=messages.encode_options(sent.options),
+        payload=messages.encode(sent, None) if changed else None,
+        counted=exception is not None,
+        reason="retry" if exception is not None else "again",
+        evidence=None if exception is None else evidence_of(exception),
+        follow_ups=tuple(capture.follow_ups),
+        results=tuple(capture.results) if exception is None else (),
+    )
