@@ -1,0 +1,287 @@
+"""The life of a job up to its outcome: recorded, claimed, started, renewed, released.
+
+Every transition is one guarded UPDATE; the rows that it returns are the proof.  Statements over many rows lock them in
+the order of their ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .database import Database
+from .dialects import Statement
+from .types import Beat, Claimed, NewJob, Payload, Standing, Token
+
+__all__ = ["claim", "load", "locate", "record", "record_many", "release", "renew", "start"]
+
+#: How many rows one statement inserts.
+CHUNK = 500
+
+_COLUMNS = """id, state, queue, actor, agent, payload, parent_id, origin, created_at, publish_at, published_at,
+broker_ref,
+ publishes, reason"""
+
+# The parameters: id, queue, actor, agent, payload, parent_id, origin, parked, due_at, delay, broker_ref.
+_NEW = """
+ SELECT CAST(? AS TEXT) AS id, CAST(? AS TEXT) AS queue, CAST(? AS TEXT) AS actor, CAST(? AS TEXT) AS agent,
+  CAST(? AS {blob}) AS payload, CAST(? AS TEXT) AS parent_id, CAST(? AS TEXT) AS origin, CAST(? AS TEXT) AS parked,
+  COALESCE(CAST(? AS BIGINT), {now} + CAST(? AS BIGINT)) AS due, CAST(? AS TEXT) AS broker_ref, {now} AS at
+"""
+
+_INSERT = f"""
+INSERT INTO {{jobs}} ({_COLUMNS})
+SELECT id,
+ CASE WHEN parked IS NOT NULL THEN 'parked' WHEN due > at THEN 'scheduled' ELSE 'queued' END,
+ queue, actor, agent, payload, parent_id, origin, at,
+ CASE WHEN parked IS NOT NULL THEN NULL WHEN due > at THEN due WHEN broker_ref IS NULL THEN at END,
+ CASE WHEN parked IS NULL AND (due IS NULL OR due <= at) AND broker_ref IS NOT NULL THEN at END,
+ CASE WHEN parked IS NULL AND (due IS NULL OR due <= at) THEN broker_ref END,
+ CASE WHEN parked IS NULL AND (due IS NULL OR due <= at) AND broker_ref IS NOT NULL THEN 1 ELSE 0 END,
+ parked
+FROM ({_NEW}) AS fresh
+"""
+
+_RECORD = Statement("record a job", f"{_INSERT} WHERE 1 = 1 ON CONFLICT (id) DO NOTHING RETURNING id")
+
+_RECORD_UNDER = Statement(
+    "record a job of a running job",
+    f"""
+WITH fence AS (
+ SELECT id FROM {{jobs}} WHERE id = ? AND owner = ? AND claim = ? AND state = 'active' AND finished_at IS NULL {{share}}
+)
+{_INSERT} WHERE EXISTS (SELECT 1 FROM fence) ON CONFLICT (id) DO NOTHING RETURNING id
+""",
+)
+
+_EXISTS = Statement("look up a job", "SELECT id FROM {jobs} WHERE id = ?")
+
+_GRANTED = "id, claim, revision, attempt, retries, lost_claims, lost"
+
+_CLAIM = Statement(
+    "claim jobs",
+    f"""
+UPDATE {{jobs}} SET state = 'active', owner = ?, claim = claim + 1, claimed_at = {{now}}, lease_until = {{now}} + ?,
+ started_at = NULL, on_lost = NULL, publish_at = NULL, reason = NULL
+WHERE id IN (SELECT id FROM {{jobs}} WHERE id IN ({{rows:id text}}) ORDER BY id {{lock}})
+ AND state = 'queued' AND finished_at IS NULL
+RETURNING {_GRANTED}
+""",
+)
+
+_CLAIM_AGAIN = Statement(
+    "claim jobs again",
+    f"""
+UPDATE {{jobs}} SET lease_until = {{now}} + ?, beat = beat + 1
+WHERE id IN (SELECT id FROM {{jobs}} WHERE id IN ({{rows:id text}}) ORDER BY id {{lock}})
+ AND state = 'active' AND owner = ? AND started_at IS NULL AND finished_at IS NULL
+RETURNING {_GRANTED}
+""",
+)
+
+_LOCATE = Statement("look up jobs", "SELECT id, state, owner, claim FROM {jobs} WHERE id IN ({rows:id text})")
+
+_LOAD = Statement(
+    "load payloads", "SELECT id, payload, options, revision, retries FROM {jobs} WHERE id IN ({rows:id text})"
+)
+
+_START = Statement(
+    "start jobs",
+    """
+WITH given AS ({rows:id text, claim bigint, on_lost text}),
+locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
+UPDATE {jobs} SET started_at = COALESCE(started_at, {now}),
+ attempt = attempt + CASE WHEN started_at IS NULL THEN 1 ELSE 0 END,
+ on_lost = (SELECT g.on_lost FROM given g WHERE g.id = {jobs}.id), lease_until = {now} + ?, beat = beat + 1
+WHERE id IN (SELECT id FROM locked) AND claim = (SELECT g.claim FROM given g WHERE g.id = {jobs}.id)
+ AND owner = ? AND state = 'active' AND finished_at IS NULL
+RETURNING id, attempt
+""",
+)
+
+_RENEW = Statement(
+    "renew leases",
+    """
+WITH given AS ({rows:id text, claim bigint, started boolean}),
+mine AS (
+ SELECT id, claim FROM {jobs} WHERE state = 'active' AND finished_at IS NULL AND owner = ? ORDER BY id {skip}
+),
+held AS (SELECT m.id AS id, g.id AS given, g.started AS started FROM mine m
+ LEFT JOIN given g ON g.id = m.id AND g.claim = m.claim)
+UPDATE {jobs} SET
+ lease_until = CASE WHEN held.given IS NULL THEN lease_until ELSE {now} + ? END,
+ beat = beat + CASE WHEN held.given IS NULL THEN 0 ELSE 1 END,
+ attempt = attempt + CASE WHEN started_at IS NULL AND held.started THEN 1 ELSE 0 END,
+ on_lost = CASE WHEN started_at IS NULL AND held.started THEN 'rerun' ELSE on_lost END,
+ started_at = CASE WHEN started_at IS NULL AND held.started THEN {now} ELSE started_at END
+FROM held
+WHERE held.id = {jobs}.id AND {jobs}.owner = ? AND {jobs}.state = 'active'
+RETURNING {jobs}.id, {jobs}.claim, {jobs}.started_at
+""",
+)
+
+_RELEASE = Statement(
+    "release claims",
+    """
+WITH given AS ({rows:id text, claim bigint}),
+locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
+UPDATE {jobs} SET state = 'queued', owner = NULL, claim = claim + 1, claimed_at = NULL, lease_until = NULL,
+ publish_at = {now}, reason = ?
+WHERE id IN (SELECT id FROM locked) AND claim = (SELECT g.claim FROM given g WHERE g.id = {jobs}.id)
+ AND owner = ? AND state = 'active' AND started_at IS NULL AND finished_at IS NULL
+RETURNING id
+""",
+)
+
+
+def _fields(job: NewJob) -> tuple[Any, ...]:
+    delay = job.delay if job.due_at is None else None
+    return (
+        job.id,
+        job.queue,
+        job.actor,
+        job.agent,
+        job.payload,
+        job.parent_id,
+        job.origin,
+        job.parked,
+        job.due_at,
+        delay,
+        job.broker_ref,
+    )
+
+
+def record(db: Database, job: NewJob, *, under: Token | None = None) -> str:
+    """Write the row of a job, unless a job of this id exists.
+
+    Parameters:
+      db(Database)
+      job(NewJob)
+      under(Token): The run that sends it: the row is written only while that run still holds its claim.
+
+    Raises:
+      StoreError: If the row could not be written.
+
+    Returns:
+      str: ``"recorded"``, ``"exists"``, or ``"stale"`` when the sending run has lost its claim.
+    """
+    if under is None:
+        return "recorded" if db.fetch(_RECORD, _fields(job)) else "exists"
+    if db.fetch(_RECORD_UNDER, (*under, *_fields(job))):
+        return "recorded"
+    return "exists" if db.fetch(_EXISTS, (job.id,)) else "stale"
+
+
+def record_many(db: Database, jobs: Sequence[NewJob]) -> set[str]:
+    """Write the rows of many jobs; return the ids of those that did not exist.
+
+    Raises:
+      StoreError: If the rows could not be written; then none is.
+    """
+    if not jobs:
+        return set()
+    return db.run(lambda: insert(db, jobs))
+
+
+def insert(db: Database, jobs: Sequence[NewJob]) -> set[str]:
+    """Like :func:`record_many`, inside the caller's transaction."""
+    return {row[0] for job in sorted(jobs) for row in db.fetch(_RECORD, _fields(job))}
+
+
+def claim(db: Database, owner: str, ids: Sequence[str], lease: int, *, again: bool = False) -> list[Claimed]:
+    """Claim queued jobs.
+
+    Parameters:
+      db(Database)
+      owner(str): The process that claims.
+      ids(Sequence[str]): The jobs.
+      lease(int): Milliseconds for which the claim holds.
+      again(bool): The reply of an earlier call may have been lost: jobs that this owner has claimed and not started are
+        granted once more, under the same claim.
+
+    Raises:
+      StoreError: If the database does not answer.
+
+    Returns:
+      list[Claimed]: The claims that were granted; jobs that are missing were not claimable.
+    """
+    wanted = db.dialect.rows([(id,) for id in sorted(ids)], 1)
+    granted = [Claimed(*row) for row in db.fetch(_CLAIM, (owner, lease, *wanted))]
+    if again and len(granted) < len(ids):
+        known = {claimed.id for claimed in granted}
+        rest = db.dialect.rows([(id,) for id in sorted(ids) if id not in known], 1)
+        granted += [Claimed(*row) for row in db.fetch(_CLAIM_AGAIN, (lease, *rest, owner))]
+    return granted
+
+
+def locate(db: Database, ids: Sequence[str]) -> dict[str, Standing]:
+    """Return where jobs stand; ids without a row are missing."""
+    rows = db.fetch(_LOCATE, db.dialect.rows([(id,) for id in ids], 1))
+    return {row[0]: Standing(*row) for row in rows}
+
+
+def load(db: Database, ids: Sequence[str]) -> dict[str, Payload]:
+    """Return what jobs run; ids without a row are missing."""
+    rows = db.fetch(_LOAD, db.dialect.rows([(id,) for id in ids], 1))
+    return {row[0]: Payload(*row) for row in rows}
+
+
+def start(db: Database, owner: str, starts: Sequence[tuple[str, int, str]], lease: int) -> dict[str, int]:
+    """Commit that actors are about to run; may be repeated when the reply was lost.
+
+    Parameters:
+      db(Database)
+      owner(str)
+      starts(Sequence): Triples of id, claim, and what becomes of the job if this process dies (``on_lost``).
+      lease(int): Milliseconds; the lease is renewed with the start, also one that has run out and that nobody has
+      taken.
+
+    Raises:
+      StoreError: If the database does not answer.
+
+    Returns:
+      dict[str, int]: The attempt's number for each job; those that are missing are someone else's.
+    """
+    given = db.dialect.rows(sorted(starts), 3)
+    return {row[0]: row[1] for row in db.fetch(_START, (*given, lease, owner))}
+
+
+def renew(db: Database, owner: str, held: Sequence[tuple[str, int, bool]], lease: int) -> Beat:
+    """Renew the leases of the jobs that a process really holds: one statement, however many.
+
+    A row that somebody has locked at this moment is passed over: it is neither renewed nor a stray.
+
+    Parameters:
+      db(Database)
+      owner(str)
+      held(Sequence): Triples of id, claim, and whether the actor has begun.
+      lease(int): Milliseconds.
+
+    Raises:
+      StoreError: If the database does not answer.
+    """
+    given = db.dialect.rows(sorted(held), 3)
+    rows = db.fetch(_RENEW, (*given, owner, lease, owner))
+    pairs = {(id, claim) for id, claim, _ in held}
+    renewed = frozenset((id, claim) for id, claim, _ in rows if (id, claim) in pairs)
+    strays = tuple((id, claim, started is not None) for id, claim, started in rows if (id, claim) not in pairs)
+    return Beat(renewed, strays)
+
+
+def release(db: Database, owner: str, pairs: Sequence[tuple[str, int]], reason: str) -> set[str]:
+    """Give back claims whose actor has not begun; nothing is charged.
+
+    Parameters:
+      db(Database)
+      owner(str)
+      pairs(Sequence): Pairs of id and claim.
+      reason(str): A short word for why, kept on the row.
+
+    Raises:
+      StoreError: If the database does not answer.
+
+    Returns:
+      set[str]: The jobs that were released.
+    """
+    given = db.dialect.rows(sorted(pairs), 2)
+    return {row[0] for row in db.fetch(_RELEASE, (*given, reason, owner))}
