@@ -96,9 +96,10 @@ class DurableRecord(DurableMiddleware):
         result: Any | None = None,
         exception: BaseException | None = None,
     ) -> None:
-        capture, run = self._close(message)
+        run = run_of(message)
         if run is None or run.outcome is not None:
             return
+        capture = self._close(run)
         try:
             run.outcome = decide(broker, run, message, exception, capture)
         except Exception as e:
@@ -111,19 +112,21 @@ class DurableRecord(DurableMiddleware):
             thread.capture = None
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        capture, run = self._close(message)
+        run = run_of(message)
+        if run is None:
+            return
+        capture = self._close(run)
         thread.capture = None
         # A run that was stopped before its actor is either someone else's, or stays unacknowledged: neither has an
         # outcome.
-        if run is not None and not run.refused:
+        if not run.refused:
             run.outcome = decide_skipped(run, message, capture)
 
-    def _close(self, message: MessageProxy) -> tuple[Capture, Run | None]:
-        """End the capture that :class:`CaptureOutcome` began on this thread."""
-        run = run_of(message)
-        capture = thread.capture
-        if capture is None or capture.run is not run:
-            # The counterpart's hook was not reached (an interrupt on the way): nothing was caught, nothing is sent on.
-            capture = Capture(run) if run is not None else Capture.__new__(Capture)
+    def _close(self, run: Run) -> Capture:
+        """Return what :class:`CaptureOutcome` began to catch on this thread.
+
+        If its hook was not reached (an interrupt on the way), nothing was caught and nothing is sent on.
+        """
         thread.settled = run
-        return capture, run
+        capture = thread.capture
+        return capture if capture is not None and capture.run is run else Capture(run)
