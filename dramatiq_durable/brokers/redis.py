@@ -177,5 +177,5 @@ def _by_queue(rows: Sequence[Waiting]) -> dict[str, list[Waiting]]:
     return grouped
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -91,7 +91,8 @@ class DurableConsumer(Consumer):
         if self._claimable:
             return self._claimable.popleft()
         if self.host.stopping or not self.host.ready():
-            return self._idle()
+            self._idle()
+            return None
         if not self._fetched:
             self._fetch()
         if self._fetched:
@@ -173,7 +174,7 @@ class DurableConsumer(Consumer):
                 break
         self._repeat = False
         # What is left became claimable only now, between two looks: it comes again with the next round.
-        self._fetched += batch
+        self._fetched += batch.values()
 
     def _announce(self) -> dict[str, MessageProxy]:
         """Tell the registry what is about to be claimed; answer copies of what this process has in hand already."""

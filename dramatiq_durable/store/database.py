@@ -86,7 +86,7 @@ def _postgresql(url: str, pool_size: int) -> Any:
         options = conninfo_to_dict(url.replace("postgres://", "postgresql://", 1))
     except psycopg.ProgrammingError as e:
         raise InvalidDatabaseURL(f"The database URL cannot be understood: {safe_url(str(e))}") from None
-    defaults = {
+    defaults: dict[str, str | int | None] = {
         "connect_timeout": CONNECT_TIMEOUT,
         "tcp_user_timeout": USER_TIMEOUT,
         "keepalives_idle": 10,
@@ -149,11 +149,6 @@ class Database:
             self._guarded(statement, run)
         else:
             self.run(lambda: self._guarded(statement, run))
-
-    def script(self, statements: Sequence[str]) -> None:
-        """Run DDL, one statement after the other, inside the current transaction."""
-        for text in statements:
-            self._guarded(Statement("change the schema", "SELECT 1"), lambda c, text=text: c.execute(text))
 
     @staticmethod
     def _all(cursor: Any) -> list[tuple[Any, ...]]:
