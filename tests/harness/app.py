@@ -1,0 +1,151 @@
+"""The application that the acceptance tests run in real worker processes: everything comes from the environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import CurrentMessage, Middleware
+from dramatiq.results import Results
+from dramatiq.results.backends import RedisBackend
+
+import dramatiq_durable as durable
+from tests.harness.journal import Journal
+
+ROOM = Path(os.environ["DURABLE_TEST_ROOM"])
+journal = Journal(ROOM / "journal")
+
+
+class Gate(Middleware):
+    """Holds jobs between the fetch and the start for as long as a file is there."""
+
+    def before_process_message(self, broker: dramatiq.Broker, message: dramatiq.broker.MessageProxy) -> None:
+        if (ROOM / "gate").exists():
+            journal.note("gated", message.message_id)
+            while (ROOM / "gate").exists():
+                time.sleep(0.02)
+
+
+broker = RedisBroker(url=os.environ["DURABLE_TEST_REDIS"])
+results = RedisBackend(url=os.environ["DURABLE_TEST_REDIS"])
+broker.add_middleware(Results(backend=results))
+broker.add_middleware(CurrentMessage())
+broker.add_middleware(Gate())
+if os.environ.get("DURABLE_TEST_PLAIN") != "1":
+    durable.install(broker)
+dramatiq.set_broker(broker)
+
+
+def me() -> str:
+    message = CurrentMessage.get_current_message()
+    assert message is not None
+    return message.message_id
+
+
+def wait_for(name: str) -> None:
+    while not (ROOM / name).exists():
+        time.sleep(0.02)
+
+
+@dramatiq.actor(store_results=True)
+def quick(value: Any = None) -> Any:
+    journal.note("begin", me())
+    journal.note("end", me(), value)
+    return value
+
+
+@dramatiq.actor
+def slow(seconds: float) -> None:
+    journal.note("begin", me())
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+    journal.note("end", me())
+
+
+@dramatiq.actor
+def held(name: str) -> None:
+    """Runs until a file appears."""
+    journal.note("begin", me())
+    wait_for(name)
+    journal.note("end", me())
+
+
+@dramatiq.actor(store_results=True)
+def held_result(name: str, value: Any) -> Any:
+    journal.note("begin", me())
+    wait_for(name)
+    journal.note("end", me())
+    return value
+
+
+@dramatiq.actor(max_retries=3, min_backoff=100, max_backoff=200)
+def flaky(failures: int) -> None:
+    journal.note("begin", me())
+    message = CurrentMessage.get_current_message()
+    assert message is not None
+    journal.note("end", me())
+    if message.options.get("retries", 0) < failures:
+        raise RuntimeError("flaky on purpose")
+
+
+@dramatiq.actor(max_retries=3)
+def poison() -> None:
+    journal.note("begin", me())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dramatiq.actor(max_retries=0, notify_shutdown=True)
+def interruptible(name: str) -> None:
+    journal.note("begin", me())
+    try:
+        wait_for(name)
+    finally:
+        journal.note("end", me())
+
+
+@dramatiq.actor(on_lost="fail")
+def once(name: str) -> None:
+    journal.note("begin", me())
+    wait_for(name)
+    journal.note("end", me())
+
+
+@dramatiq.actor(on_lost="hold")
+def careful(name: str) -> None:
+    journal.note("begin", me())
+    wait_for(name)
+    journal.note("end", me())
+
+
+@dramatiq.actor
+def parent(children: int, name: str) -> None:
+    journal.note("begin", me())
+    for i in range(children):
+        quick.send(i)
+    journal.note("sent", me())
+    wait_for(name)
+    journal.note("end", me())
+
+
+@dramatiq.actor
+def note_success(message: dict[str, Any], result: Any) -> None:
+    journal.note("on_success", message["message_id"], result)
+
+
+@dramatiq.actor
+def note_failure(message: dict[str, Any], error: dict[str, Any]) -> None:
+    journal.note("on_failure", message["message_id"], error)
+
+
+if os.environ.get("DURABLE_TEST_NEWER") == "1":
+
+    @dramatiq.actor
+    def newcomer() -> None:
+        journal.note("begin", me())
+        journal.note("end", me())

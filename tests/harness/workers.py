@@ -1,0 +1,132 @@
+"""Real worker processes under the ``dramatiq`` command, and what a test does to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.servers import die_with_parent, wait_until
+
+__all__ = ["Fleet", "WorkerProcess"]
+
+#: Short leases, so that a takeover takes seconds.
+SETTINGS = {
+    "LEASE": "2400",
+    "HEARTBEAT_INTERVAL": "400",
+    "RECONCILE_INTERVAL": "800",
+    "PUBLISH_GRACE": "800",
+    "SCHEDULER_INTERVAL": "200",
+    "SHUTDOWN_TIMEOUT": "2000",
+}
+
+
+class WorkerProcess:
+    """One ``dramatiq`` command with one process.
+
+    Parameters:
+      env(dict): Its environment.
+      room(Path): Where its output goes.
+      threads(int): How many jobs it runs at a time.
+    """
+
+    def __init__(self, env: dict[str, str], room: Path, *, threads: int = 4) -> None:
+        self.log = room / f"worker-{time.monotonic_ns()}.log"
+        command = [sys.executable, "-m", "dramatiq", "tests.harness.app", "-p", "1", "-t", str(threads)]
+        command += ["--worker-shutdown-timeout", "20000"]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                command, env=env, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
+            )
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_ready(self) -> WorkerProcess:
+        wait_until(
+            lambda: "Worker process is ready for action" in self.text() or self.dead(), 30, "the worker is ready"
+        )
+        assert not self.dead(), self.text()[-3000:]
+        return self
+
+    def dead(self) -> bool:
+        return self.process.poll() is not None
+
+    def children(self) -> list[int]:
+        """Return the process ids of the master's children, the worker process among them."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+    def signal_all(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL to all of it at once, as an out-of-memory killer or a lost machine does."""
+        self.signal_all(signal.SIGKILL)
+        self.process.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM to the master, as a deployment does."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout: float = 30) -> int:
+        return self.process.wait(timeout)
+
+    def freeze(self) -> None:
+        self.signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.signal_all(signal.SIGCONT)
+
+
+class Fleet:
+    """The worker processes of one test.
+
+    Parameters:
+      room(Path): The test's directory: journal, gates, logs.
+      database_url(str)
+      redis_url(str)
+    """
+
+    def __init__(self, room: Path, database_url: str, redis_url: str) -> None:
+        self.room = room
+        self.workers: list[WorkerProcess] = []
+        self.deaths: dict[int, float] = {}
+        self.env = {
+            **os.environ,
+            "DURABLE_TEST_ROOM": str(room),
+            "DURABLE_TEST_REDIS": redis_url,
+            "DRAMATIQ_DURABLE_DATABASE_URL": database_url,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            **{f"DRAMATIQ_DURABLE_{name}": value for name, value in SETTINGS.items()},
+        }
+
+    def start(self, *, threads: int = 4, ready: bool = True, **env: str) -> WorkerProcess:
+        worker = WorkerProcess({**self.env, **env}, self.room, threads=threads)
+        self.workers.append(worker)
+        return worker.wait_ready() if ready else worker
+
+    def kill(self, worker: WorkerProcess) -> None:
+        """Kill *worker* and remember when its processes died."""
+        pids = [worker.process.pid, *worker.children()]
+        worker.kill()
+        self.deaths.update(dict.fromkeys(pids, time.monotonic()))
+
+    def touch(self, name: str) -> None:
+        (self.room / name).touch()
+
+    def remove(self, name: str) -> None:
+        (self.room / name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {worker.log.name}\n{worker.text()[-6000:]}" for worker in self.workers)
