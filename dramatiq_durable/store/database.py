@@ -52,7 +52,7 @@ def connect(url: str, *, pool_size: int = 10, busy_timeout: int = 5_000) -> Data
     if parts.scheme in ("postgresql", "postgres"):
         return Database(_postgresql(url, pool_size), DIALECTS["postgresql"], safe_url(url))
     raise InvalidDatabaseURL(
-        f"The database URL begins with {parts.scheme + '://' if parts.scheme else 'no scheme'!r}. Use "
+        f"The database URL begins with {repr(parts.scheme + '://') if parts.scheme else 'no scheme'}. Use "
         f"sqlite:///path or "
         "postgresql://user:password@host/name."
     )

@@ -52,6 +52,10 @@ def translate(error: BaseException, action: str) -> StoreError:
         return NotPermitted(f"The database user may not do this ({action}: {detail}). Grant it the rights it needs.")
     if state in _FULL or "disk is full" in text or "readonly" in text or "disk i/o error" in text:
         return DatabaseFull(f"The database cannot write ({action}: {detail}). Free space or make it writable.")
+    if "unable to open database file" in text:
+        return DatabaseUnavailable(
+            f"The database file cannot be opened ({action}: {detail}). Its directory must be there and be writable."
+        )
     if is_conflict(error):
         return DatabaseUnavailable(f"The database is busy ({action}: {detail}). Try again.")
     if isinstance(error, ImportError) or "driver" in text and "not installed" in text:

@@ -19,7 +19,7 @@ from .database import Database
 from .dialects import DIALECTS, Statement
 from .failures import is_conflict, translate
 
-__all__ = ["apply", "check", "downgrade", "require_current", "sql", "upgrade"]
+__all__ = ["applied", "apply", "check", "downgrade", "require_current", "sql", "upgrade"]
 
 #: Where the applied migrations are recorded.
 HISTORY = "durable_migrations"
@@ -52,7 +52,12 @@ def _load(name: str) -> ModuleType:
     return module
 
 
-def _applied(db: Database) -> list[str]:
+def applied(db: Database) -> list[str]:
+    """Return the names of the migrations that were applied, those of newer releases included.
+
+    Raises:
+      StoreError: If the database does not answer.
+    """
     try:
         return [row[0] for row in db.fetch(_APPLIED)]
     except SchemaOutdated:
@@ -65,8 +70,8 @@ def check(db: Database) -> list[str]:
     Raises:
       StoreError: If the database does not answer.
     """
-    applied = set(_applied(db))
-    return [name for name in _files() if name not in applied]
+    there = set(applied(db))
+    return [name for name in _files() if name not in there]
 
 
 def require_current(db: Database) -> None:
@@ -83,7 +88,7 @@ def require_current(db: Database) -> None:
             f"The tables of the record at {db.safe_url} are missing or old ({', '.join(pending)} pending). Nothing was "
             "started. Run `dramatiq-durable migrate` with the same database URL, then start again."
         )
-    foreign = [name for name in _applied(db) if name not in _files()]
+    foreign = [name for name in applied(db) if name not in _files()]
     if any(name.endswith("_breaking") for name in foreign):
         raise SchemaTooNew(
             f"The tables of the record at {db.safe_url} are too new for this release ({', '.join(foreign)}). "

@@ -17,7 +17,9 @@ __all__ = [
     "get_job",
     "last_pass",
     "list_jobs",
+    "now",
     "oldest_waiting",
+    "undecodable",
     "unfinished",
     "workers",
 ]
@@ -85,6 +87,10 @@ class Pass(NamedTuple):
 
 _FIELDS = ", ".join(JobRow._fields)
 
+_NOW = Statement("read the clock", "SELECT {now}")
+
+_UNDECODABLE = Statement("count undecodable messages", "SELECT COUNT(*) FROM {undecodable}")
+
 _COUNTS = Statement("count jobs", "SELECT state, COUNT(*) FROM {jobs} GROUP BY state")
 
 _OLDEST = Statement(
@@ -107,7 +113,8 @@ _LIST = Statement(
     f"""
 SELECT {_FIELDS} FROM {{jobs}}
 WHERE (CAST(? AS TEXT) IS NULL OR state = ?) AND (CAST(? AS TEXT) IS NULL OR queue = ?)
- AND (CAST(? AS TEXT) IS NULL OR actor = ?) AND (CAST(? AS TEXT) IS NULL OR id < ?)
+ AND (CAST(? AS TEXT) IS NULL OR actor = ?)
+ AND (CAST(? AS TEXT) IS NULL OR (created_at, id) < (SELECT created_at, id FROM {{jobs}} WHERE id = ?))
 ORDER BY created_at DESC, id DESC LIMIT ?
 """,
 )
@@ -139,12 +146,17 @@ failed_total FROM {passes} WHERE name = ?
 )
 
 
-def counts(db: Database) -> dict[str, int]:
-    """Return how many jobs there are in each state; states without jobs are missing.
+def now(db: Database) -> int:
+    """Return the time by the database's clock, in epoch milliseconds: what ages are counted from.
 
     Raises:
       StoreError: If the database does not answer; so does everything in this module.
     """
+    return int(db.fetch(_NOW)[0][0])
+
+
+def counts(db: Database) -> dict[str, int]:
+    """Return how many jobs there are in each state; states without jobs are missing."""
     return {state: int(count) for state, count in db.fetch(_COUNTS)}
 
 
@@ -156,6 +168,11 @@ def oldest_waiting(db: Database) -> list[tuple[str, int, int]]:
 def unfinished(db: Database, queue: str) -> int:
     """Return how many jobs of *queue* are neither finished nor held."""
     return int(db.fetch(_UNFINISHED, (queue,))[0][0])
+
+
+def undecodable(db: Database) -> int:
+    """Return how many different messages were kept because nobody could read them."""
+    return int(db.fetch(_UNDECODABLE)[0][0])
 
 
 def list_jobs(
@@ -173,7 +190,7 @@ def list_jobs(
       db(Database)
       state(str), queue(str), actor(str): Only such jobs.
       limit(int): At most so many.
-      after(str): Only jobs with a smaller id.
+      after(str): Only jobs that come after this one in that order: the last one of the page before.
     """
     rows = db.fetch(_LIST, (state, state, queue, queue, actor, actor, after, after, limit))
     return [JobRow(*row) for row in rows]
