@@ -280,7 +280,9 @@ class DurableConsumer(Consumer):
             message.options["retries"] = claimed.retries
         message.options.pop("eta", None)
         on_lost, max_runtime = host.run_options(message)
-        run = Run(claimed, message, self, before + host.options.lease / 1000, on_lost, max_runtime)
+        run = Run(
+            claimed, message, self, before + host.options.lease / 1000, on_lost, max_runtime, host.options.max_lost
+        )
         host.registry.hold(run)
         self._announced.discard(run.id)
         if message.actor_name not in host.broker.actors:

@@ -245,6 +245,7 @@ class Engine:
         Raises:
           SkipMessage: If the job is someone else's by now, or its start could not be written.
         """
+        self.registry.admit(run)
         if run.strict or time.monotonic() >= run.valid_until:
             self._start_strictly(run)
         if not self.registry.enter(run):
@@ -254,7 +255,7 @@ class Engine:
     def _start_strictly(self, run: Run) -> None:
         """Commit the start before the actor runs; with the lease, which may have run out while the job waited."""
         before = time.monotonic()
-        start = [(run.id, run.claim, run.on_lost)]
+        start = [(run.id, run.claim, run.on_lost, int(run.alone))]
         try:
             answer = self.writer.call(lambda: jobs.start(self.db, self.owner, start, self.options.lease), patient=True)
         except Stopping:

@@ -35,6 +35,9 @@ class Run:
       valid_until(float): When the lease runs out at the latest, on this process's monotonic clock, counted from before
         the statement that took or renewed it was sent.
       strict(bool): Whether the start must be committed before the actor runs.
+      suspect(bool): Whether one more lost run would fail the job for good, so that it should run alone in its process.
+      alone(bool): Whether nothing else ran in this process when it started.
+      admitted(bool): Whether it counts among the runs of this process.
       began(float): When the actor began (monotonic), or ``None``.
       thread_id(int): The thread that runs the actor now, or ``None``; changed only under the registry's lock.
       lost(bool): Whether the row is known to be someone else's.
@@ -49,7 +52,9 @@ class Run:
     """
 
     __slots__ = (
+        "admitted",
         "again",
+        "alone",
         "answer",
         "attempt",
         "began",
@@ -68,6 +73,7 @@ class Run:
         "retries",
         "started",
         "strict",
+        "suspect",
         "thread_id",
         "valid_until",
     )
@@ -80,6 +86,7 @@ class Run:
         valid_until: float,
         on_lost: str = "rerun",
         max_runtime: float | None = None,
+        max_lost: int = 3,
     ) -> None:
         self.id = claimed.id
         self.claim = claimed.claim
@@ -89,7 +96,11 @@ class Run:
         self.consumer = consumer
         self.valid_until = valid_until
         self.on_lost = on_lost
-        self.strict = bool(claimed.lost_claims or claimed.lost) or on_lost != "rerun"
+        lost_before = bool(claimed.lost_claims or claimed.lost)
+        self.strict = lost_before or on_lost != "rerun"
+        self.suspect = lost_before and claimed.lost + 1 >= max_lost
+        self.alone = False
+        self.admitted = False
         self.started = False
         self.began: float | None = None
         self.max_runtime = max_runtime
@@ -115,43 +126,59 @@ class Run:
         return ordinal
 
 
+#: How long a suspect waits for the other runs of the process to end, and how long the others then wait for it
+#: (seconds). What kills a process does so in its first seconds, as a rule; longer waits would cost more than they tell.
+PATIENCE, SOLITUDE = 10.0, 30.0
+
+
 class Registry:
     """The claims of this process.  An id is here before its claim is sent and until its outcome is committed, so that a
     row with our name on it that is *not* here is an orphan.
+
+    It also sees to it that a suspect (a job whose workers have died again and again) runs alone in the process: if the
+    process dies once more, the job is the culprit, and no neighbour is failed with it.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: a process that was just forked holds nothing."""
+        self._changed = threading.Condition()
         self._runs: dict[str, Run | None] = {}
+        self._admitted = 0
+        self._suspect: Run | None = None
+        self._suspect_until = 0.0
 
     def begin(self, ids: list[str]) -> set[str]:
         """Announce that *ids* are about to be claimed; return those that are not held or announced already."""
-        with self._lock:
+        with self._changed:
             fresh = {id for id in ids if id not in self._runs}
             self._runs.update(dict.fromkeys(fresh))
         return fresh
 
     def hold(self, run: Run) -> None:
         """Keep a claim that was granted."""
-        with self._lock:
+        with self._changed:
             self._runs[run.id] = run
 
     def drop(self, *ids: str) -> None:
         """Forget claims that are over, or were not granted."""
-        with self._lock:
+        with self._changed:
             for id in ids:
                 self._runs.pop(id, None)
 
     def forget(self, run: Run) -> None:
         """Forget *run*, unless the same job was claimed anew meanwhile."""
-        with self._lock:
+        with self._changed:
             if self._runs.get(run.id) is run:
                 del self._runs[run.id]
-
-    def clear(self) -> None:
-        """Forget everything: a process that was just forked holds nothing."""
-        self._lock = threading.Lock()
-        self._runs = {}
+            if run.admitted:
+                run.admitted = False
+                self._admitted -= 1
+                if self._suspect is run:
+                    self._suspect = None
+                self._changed.notify_all()
 
     def __contains__(self, id: str) -> bool:
         return id in self._runs
@@ -161,12 +188,26 @@ class Registry:
 
     def runs(self) -> list[Run]:
         """Return the claims that were granted."""
-        with self._lock:
+        with self._changed:
             return [run for run in self._runs.values() if run is not None]
+
+    def admit(self, run: Run) -> None:
+        """Count *run* among the runs of this process, after waiting for a suspect, or as the suspect for the others."""
+        with self._changed:
+            while self._suspect is not None and (left := self._suspect_until - time.monotonic()) > 0:
+                self._changed.wait(left)
+            if run.suspect:
+                self._suspect, self._suspect_until = run, time.monotonic() + PATIENCE
+                while self._admitted and (left := self._suspect_until - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                run.alone = not self._admitted
+                self._suspect_until = time.monotonic() + (SOLITUDE if run.alone else 0)
+            run.admitted = True
+            self._admitted += 1
 
     def enter(self, run: Run) -> bool:
         """Mark that this thread begins to run the actor; ``False`` when the job has been lost meanwhile."""
-        with self._lock:
+        with self._changed:
             if run.lost:
                 return False
             run.thread_id = threading.get_ident()
@@ -176,7 +217,7 @@ class Registry:
 
     def leave(self, run: Run) -> None:
         """Mark that the actor has returned: from here on nothing of ours interrupts this thread for this job."""
-        with self._lock:
+        with self._changed:
             interrupted, run.interrupted = run.interrupted and run.thread_id is not None, False
             run.thread_id = None
         if interrupted:
@@ -188,7 +229,7 @@ class Registry:
         The thread is looked at under the same lock under which it enters and leaves, so that the interrupt cannot hit
         the next job of that thread.
         """
-        with self._lock:
+        with self._changed:
             run.lost = True
             if run.thread_id is not None and not run.interrupted:
                 run.interrupted = True

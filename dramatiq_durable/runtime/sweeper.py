@@ -268,7 +268,7 @@ class Sweeper:
         if now >= self._next_enlist:
             self._next_enlist = now + max(5.0, self._tick)
             recovery.enlist(db, self.host.worker_info())
-        if not recovery.lead(db, LEADER, owner, int(max(10.0, 3 * self._tick) * 1000)):
+        if not recovery.lead(db, LEADER, owner, int((3 * self._tick + 1) * 1000)):
             return
         if overdue:
             self._reap(overdue)

@@ -62,7 +62,8 @@ _CLAIM = Statement(
     "claim jobs",
     f"""
 UPDATE {{jobs}} SET state = 'active', owner = ?, claim = claim + 1, claimed_at = {{now}}, lease_until = {{now}} + ?,
- started_at = NULL, on_lost = NULL, publish_at = NULL, reason = NULL
+ started_at = NULL, on_lost = NULL, alone = 0, publish_at = NULL,
+ reason = NULL
 WHERE id IN (SELECT id FROM {{jobs}} WHERE id IN ({{rows:id text}}) ORDER BY id {{lock}})
  AND state = 'queued' AND finished_at IS NULL
 RETURNING {_GRANTED}
@@ -88,11 +89,12 @@ _LOAD = Statement(
 _START = Statement(
     "start jobs",
     """
-WITH given AS ({rows:id text, claim bigint, on_lost text}),
+WITH given AS ({rows:id text, claim bigint, on_lost text, alone integer}),
 locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
 UPDATE {jobs} SET started_at = COALESCE(started_at, {now}),
  attempt = attempt + CASE WHEN started_at IS NULL THEN 1 ELSE 0 END,
- on_lost = (SELECT g.on_lost FROM given g WHERE g.id = {jobs}.id), lease_until = {now} + ?, beat = beat + 1
+ on_lost = (SELECT g.on_lost FROM given g WHERE g.id = {jobs}.id),
+ alone = (SELECT g.alone FROM given g WHERE g.id = {jobs}.id), lease_until = {now} + ?, beat = beat + 1
 WHERE id IN (SELECT id FROM locked) AND claim = (SELECT g.claim FROM given g WHERE g.id = {jobs}.id)
  AND owner = ? AND state = 'active' AND finished_at IS NULL
 RETURNING id, attempt
@@ -226,13 +228,14 @@ def load(db: Database, ids: Sequence[str]) -> dict[str, Payload]:
     return {row[0]: Payload(*row) for row in rows}
 
 
-def start(db: Database, owner: str, starts: Sequence[tuple[str, int, str]], lease: int) -> dict[str, int]:
+def start(db: Database, owner: str, starts: Sequence[tuple[str, int, str, int]], lease: int) -> dict[str, int]:
     """Commit that actors are about to run; may be repeated when the reply was lost.
 
     Parameters:
       db(Database)
       owner(str)
-      starts(Sequence): Triples of id, claim, and what becomes of the job if this process dies (``on_lost``).
+      starts(Sequence): Id, claim, what becomes of the job if this process dies (``on_lost``), and whether nothing else
+        runs in the process (1 or 0).
       lease(int): Milliseconds; the lease is renewed with the start, also one that has run out and that nobody has
       taken.
 
@@ -242,7 +245,7 @@ def start(db: Database, owner: str, starts: Sequence[tuple[str, int, str]], leas
     Returns:
       dict[str, int]: The attempt's number for each job; those that are missing are someone else's.
     """
-    given = db.dialect.rows(sorted(starts), 3)
+    given = db.dialect.rows(sorted(starts), 4)
     return {row[0]: row[1] for row in db.fetch(_START, (*given, lease, owner))}
 
 

@@ -54,6 +54,7 @@ class JobRow(NamedTuple):
     lost: int
     interruptions: int
     on_lost: str | None
+    alone: int
     finished_at: int | None
     reason: str | None
 

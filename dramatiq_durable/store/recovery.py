@@ -114,7 +114,10 @@ ON CONFLICT (job_id, claim) DO NOTHING
 """,
 )
 
-_FATE = """CASE WHEN lost + 1 >= (SELECT most FROM cap) OR on_lost = 'fail' THEN 'failed'
+# A loss counts against a job for good when nothing else ran in the process that died: then the job is the culprit and
+# not a neighbour.  One that is never alone is given up all the same, later.
+_FATE = """CASE WHEN on_lost = 'fail' OR alone = 1 AND lost + 1 >= (SELECT most FROM cap)
+  OR lost + 1 >= 3 * (SELECT most FROM cap) THEN 'failed'
   WHEN on_lost = 'hold' THEN 'in_doubt' ELSE 'queued' END"""
 
 _REAP_STARTED = Statement(
@@ -272,7 +275,9 @@ def reap(db: Database, rows: Sequence[tuple[str, int, int]], max_lost: int) -> R
     Parameters:
       db(Database)
       rows(Sequence): Triples of id, claim and beat.
-      max_lost(int): With how many lost runs a job fails.
+      max_lost(int): With how many lost runs a job fails, if it ran alone in its process when that died; with three
+      times
+        as many, if it did not.
 
     Returns:
       Reaped: What became of them.

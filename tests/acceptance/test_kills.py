@@ -194,10 +194,14 @@ def _deliver_again(world: World, message: object) -> None:
     """Put a copy of *message* into the broker behind our back."""
     from dramatiq_durable.brokers.redis import RedisView
     from dramatiq_durable.runtime import messages
+    from dramatiq_durable.runtime.current import thread
+    from dramatiq_durable.runtime.sending import Sending
     from dramatiq_durable.store import jobs
 
     view = world.app.broker.durable.engine.view
     assert isinstance(view, RedisView)
     row = jobs.load(world.db, [message.message_id])[message.message_id]  # type: ignore[attr-defined]
+    thread.sending = Sending(quiet=True)
     answers = view.publish([(messages.rebuild(row), "default", os.urandom(8).hex())])
+    thread.sending = None
     assert answers == [None]

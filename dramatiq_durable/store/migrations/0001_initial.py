@@ -38,6 +38,7 @@ CREATE TABLE {{jobs}} (
     lost INTEGER NOT NULL DEFAULT 0,
     interruptions INTEGER NOT NULL DEFAULT 0,
     on_lost TEXT,
+    alone INTEGER NOT NULL DEFAULT 0,
     finished_at BIGINT,
     reason TEXT,
     CONSTRAINT durable_jobs_state CHECK (state IN ({_STATES})),
