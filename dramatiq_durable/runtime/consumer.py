@@ -329,6 +329,8 @@ class DurableConsumer(Consumer):
             self.host.registry.forget(run)
             self._quiet(message)
         else:
+            # The heartbeat finds a row with our name that nothing works on, and releases it.
+            self.host.registry.forget(run)
             self.logger.warning("Job %s was not started; its message stays unacknowledged.", run.id)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
