@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dramatiq
 import pytest
 
 from dramatiq_durable.store import migrate, reading
 from dramatiq_durable.store.database import Database, connect
 from tests.harness.journal import Journal
-from tests.harness.workers import Fleet
+from tests.harness.outage import DatabaseLink
+from tests.harness.proxy import Proxy
+from tests.harness.workers import Fleet, WorkerProcess
 from tests.servers import Valkey, wait_until
 
 
@@ -50,15 +54,45 @@ class World:
     def wait_begun(self, id: str, times: int = 1) -> None:
         wait_until(lambda: self.journal.count("begin", id) >= times, 40, f"job {id} has begun {times} times")
 
+    def wait_said(self, worker: WorkerProcess, text: str, times: int = 1) -> None:
+        """Wait until *worker* has logged *text*."""
+        wait_until(lambda: worker.text().count(text) >= times, 40, f"the worker says {text!r} {times} times")
+
+    def wait_idle(self) -> None:
+        """Wait until the workers have answered every message that the broker had."""
+        with self.valkey.client() as client:
+            wait_until(lambda: not client.hlen("dramatiq:default.msgs"), 40, "all messages are acknowledged")
+
+    def in_broker(self, ref: str, queue: str = "default") -> bool:
+        """Return whether the broker still has the copy *ref*, waiting or unacknowledged."""
+        with self.valkey.client() as client:
+            return bool(client.hexists(f"dramatiq:{queue}.msgs", ref))
+
+    def deliver(self, data: bytes, queue: str = "default", ref: str | None = None) -> str:
+        """Put *data* into the broker behind everybody's back, as Dramatiq's own script does; return its reference."""
+        ref = ref or str(uuid.uuid4())
+        with self.valkey.client() as client:
+            client.hset(f"dramatiq:{queue}.msgs", ref, data)
+            client.rpush(f"dramatiq:{queue}", ref)
+        return ref
+
+    def deliver_again(self, message: dramatiq.Message[Any]) -> str:
+        """Put one more copy of *message* into the broker."""
+        ref = str(uuid.uuid4())
+        return self.deliver(message.copy(options={"redis_message_id": ref}).encode(), message.queue_name, ref)
+
+    def counts(self) -> dict[str, int]:
+        return reading.counts(self.db)
+
     def assert_kept(self) -> None:
-        """No job ran twice at once."""
+        """No job was lost, and none ran twice at once."""
+        assert set(self.counts()) <= {"completed", "failed", "cancelled", "parked", "in_doubt", "denied"}
         assert self.journal.concurrent(self.fleet.deaths) == []
 
 
 @pytest.fixture
 def own_valkey(request: pytest.FixtureRequest) -> Iterator[Valkey]:
-    """A Valkey server for this test alone, which it may stop and restart; marked ``persist`` for an append-only "
-    "file."""
+    """A Valkey server for this test alone, which it may stop and restart; marked ``persist``, it keeps its data."""
     server = Valkey(persist=request.node.get_closest_marker("persist") is not None)
     try:
         server.start()
@@ -76,6 +110,31 @@ def broker_server(request: pytest.FixtureRequest) -> Valkey:
 
 
 @pytest.fixture
+def database_link(database_url: str) -> Iterator[DatabaseLink]:
+    """What the application's processes reach their database through, when a test asks for it."""
+    link = DatabaseLink(database_url)
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def broker_link(broker_server: Valkey) -> Iterator[Proxy]:
+    """What the application's processes reach their broker through, when a test asks for it."""
+    proxy = Proxy(broker_server.port)
+    yield proxy
+    proxy.close()
+
+
+def _urls(request: pytest.FixtureRequest, database_url: str, broker_server: Valkey) -> tuple[str, str]:
+    redis_url = broker_server.url
+    if "database_link" in request.fixturenames:
+        database_url = request.getfixturevalue("database_link").url
+    if "broker_link" in request.fixturenames:
+        redis_url = f"redis://127.0.0.1:{request.getfixturevalue('broker_link').port}/0"
+    return database_url, redis_url
+
+
+@pytest.fixture
 def world(
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -85,7 +144,7 @@ def world(
 ) -> Iterator[World]:
     db = connect(database_url)
     migrate.upgrade(db)
-    fleet = Fleet(tmp_path, database_url, broker_server.url)
+    fleet = Fleet(tmp_path, *_urls(request, database_url, broker_server))
     for name, value in fleet.env.items():
         monkeypatch.setenv(name, value)
     sys.modules.pop("tests.harness.app", None)
@@ -99,8 +158,8 @@ def world(
         if request.session.testsfailed > failed_before:
             print(fleet.logs())
         app.broker.durable.uninstall()
-        app.broker.client.close()
-        app.broker.client.connection_pool.disconnect()
-        app.results.client.close()
+        for client in (app.broker.client, app.results.client):
+            client.close()
+            client.connection_pool.disconnect()
         db.close_all()
         sys.modules.pop("tests.harness.app", None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from dramatiq_durable.store import reading
 from tests.acceptance.conftest import World
 from tests.servers import wait_until
@@ -185,23 +183,6 @@ def test_a_job_far_longer_than_its_lease_runs_once_whatever_is_delivered(world: 
     job = world.app.slow.send(7)
     world.wait_begun(job.message_id)
     for _ in range(5):
-        _deliver_again(world, job)
+        world.deliver_again(job)
     world.wait_state(job.message_id, "completed")
     assert world.journal.count("begin", job.message_id) == 1
-
-
-def _deliver_again(world: World, message: object) -> None:
-    """Put a copy of *message* into the broker behind our back."""
-    from dramatiq_durable.brokers.redis import RedisView
-    from dramatiq_durable.runtime import messages
-    from dramatiq_durable.runtime.current import thread
-    from dramatiq_durable.runtime.sending import Sending
-    from dramatiq_durable.store import jobs
-
-    view = world.app.broker.durable.engine.view
-    assert isinstance(view, RedisView)
-    row = jobs.load(world.db, [message.message_id])[message.message_id]  # type: ignore[attr-defined]
-    thread.sending = Sending(quiet=True)
-    answers = view.publish([(messages.rebuild(row), "default", os.urandom(8).hex())])
-    thread.sending = None
-    assert answers == [None]

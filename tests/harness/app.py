@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -10,7 +11,7 @@ from typing import Any
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
-from dramatiq.middleware import CurrentMessage, Middleware
+from dramatiq.middleware import AsyncIO, CurrentMessage, Middleware
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
@@ -35,7 +36,12 @@ broker = RedisBroker(url=os.environ["DURABLE_TEST_REDIS"])
 results = RedisBackend(url=os.environ["DURABLE_TEST_REDIS"])
 broker.add_middleware(Results(backend=results))
 broker.add_middleware(CurrentMessage())
+broker.add_middleware(AsyncIO())
 broker.add_middleware(Gate())
+if os.environ.get("DURABLE_TEST_PROMETHEUS") == "1":
+    from dramatiq.middleware.prometheus import Prometheus
+
+    broker.add_middleware(Prometheus())
 if os.environ.get("DURABLE_TEST_PLAIN") != "1":
     durable.install(broker)
 dramatiq.set_broker(broker)
@@ -57,6 +63,39 @@ def quick(value: Any = None) -> Any:
     journal.note("begin", me())
     journal.note("end", me(), value)
     return value
+
+
+@dramatiq.actor(store_results=True)
+def add(x: int, y: int) -> int:
+    journal.note("begin", me())
+    journal.note("end", me())
+    return x + y
+
+
+@dramatiq.actor(store_results=True)
+def current() -> list[Any]:
+    """Says which message it finds itself to be, and with which options."""
+    message = CurrentMessage.get_current_message()
+    assert message is not None
+    journal.note("begin", message.message_id)
+    journal.note("end", message.message_id)
+    return [message.message_id, message.actor_name, message.queue_name]
+
+
+@dramatiq.actor(store_results=True)
+async def coroutine(value: Any) -> Any:
+    journal.note("begin", me())
+    await asyncio.sleep(0.01)
+    sent = quick.send(value)
+    journal.note("end", me(), sent.message_id)
+    return value
+
+
+@dramatiq.actor(store_results=True, max_retries=0)
+def breaks(text: str = "broken on purpose") -> None:
+    journal.note("begin", me())
+    journal.note("end", me())
+    raise ValueError(text)
 
 
 @dramatiq.actor
