@@ -10,7 +10,7 @@ import typer
 from .. import __version__
 from ..errors import DurableError
 from ..redact import describe, redact_text
-from . import jobs, migrate, reconcile, status
+from . import demo, jobs, migrate, reconcile, status
 from .render import plain
 
 __all__ = ["app", "run"]
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("demo")(demo.demo)
 app.command("migrate")(migrate.migrate)
 app.command("status")(status.status)
 app.add_typer(jobs.app, name="jobs")
