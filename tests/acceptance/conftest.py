@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +13,18 @@ from typing import Any
 
 import dramatiq
 import pytest
+from dramatiq.brokers.redis import RedisBroker
 
 from dramatiq_durable.store import migrate, reading
 from dramatiq_durable.store.database import Database, connect
+from dramatiq_durable.store.dialects import Statement
 from tests.harness.journal import Journal
 from tests.harness.outage import DatabaseLink
 from tests.harness.proxy import Proxy
 from tests.harness.workers import Fleet, WorkerProcess
 from tests.servers import Valkey, wait_until
+
+_UNDECODABLE = Statement("look at undecodable messages", "SELECT payload, times FROM {undecodable}")
 
 
 class World:
@@ -38,6 +44,12 @@ class World:
         self.fleet = fleet
         self.journal = journal
         self.valkey = valkey
+        self._clients: list[Any] = []
+
+    def close(self) -> None:
+        for client in (self.app.broker.client, self.app.results.client, *self._clients):
+            client.close()
+            client.connection_pool.disconnect()
 
     def job(self, id: str) -> reading.JobRow:
         row = reading.get_job(self.db, id)
@@ -50,6 +62,21 @@ class World:
     def wait_state(self, id: str, *states: str, timeout: float = 40) -> reading.JobRow:
         wait_until(lambda: self.state(id) in states, timeout, f"job {id} is {states}, not {self.job(id)}")
         return self.job(id)
+
+    def wait_state_of_new(self, id: str, *states: str) -> reading.JobRow:
+        """Like :meth:`wait_state`, for a job that has no row yet."""
+        wait_until(lambda: reading.get_job(self.db, id) is not None, 40, f"job {id} has a row")
+        return self.wait_state(id, *states)
+
+    def wait_looks(self, times: int = 1) -> None:
+        """Wait until reconciliation has looked *times* times more, each look begun from now on."""
+        for _ in range(times + 1):
+            since = time.monotonic()
+            wait_until(functools.partial(self._looked_since, since), 40, "reconciliation has looked")
+
+    def _looked_since(self, since: float) -> bool:
+        last = reading.last_pass(self.db, "reconcile")
+        return last is not None and last.finished_ago < (time.monotonic() - since) * 1000
 
     def wait_begun(self, id: str, times: int = 1) -> None:
         wait_until(lambda: self.journal.count("begin", id) >= times, 40, f"job {id} has begun {times} times")
@@ -80,6 +107,18 @@ class World:
         """Put one more copy of *message* into the broker."""
         ref = str(uuid.uuid4())
         return self.deliver(message.copy(options={"redis_message_id": ref}).encode(), message.queue_name, ref)
+
+    def plain_broker(self) -> RedisBroker:
+        """Return the broker of a process that is not equipped."""
+        broker = RedisBroker(url=self.valkey.url, middleware=[])
+        for actor in self.app.broker.actors.values():
+            broker.declare_queue(actor.queue_name)
+        self._clients.append(broker.client)
+        return broker
+
+    def undecodable(self) -> list[dict[str, Any]]:
+        rows = self.db.fetch(_UNDECODABLE)
+        return [{"payload": bytes(payload), "times": times} for payload, times in rows]
 
     def counts(self) -> dict[str, int]:
         return reading.counts(self.db)
@@ -158,8 +197,6 @@ def world(
         if request.session.testsfailed > failed_before:
             print(fleet.logs())
         app.broker.durable.uninstall()
-        for client in (app.broker.client, app.results.client):
-            client.close()
-            client.connection_pool.disconnect()
+        world.close()
         db.close_all()
         sys.modules.pop("tests.harness.app", None)
