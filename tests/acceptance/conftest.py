@@ -15,7 +15,8 @@ import dramatiq
 import pytest
 from dramatiq.brokers.redis import RedisBroker
 
-from dramatiq_durable.store import migrate, reading
+from dramatiq_durable.runtime import messages
+from dramatiq_durable.store import jobs, migrate, reading
 from dramatiq_durable.store.database import Database, connect
 from dramatiq_durable.store.dialects import Statement
 from tests.harness.journal import Journal
@@ -24,7 +25,14 @@ from tests.harness.proxy import Proxy
 from tests.harness.workers import Fleet, WorkerProcess
 from tests.servers import Valkey, wait_until
 
+#: For tests in which the database plays no part.
+only_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
 _UNDECODABLE = Statement("look at undecodable messages", "SELECT payload, times FROM {undecodable}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "settings(**values): settings of the application's processes in this test")
 
 
 class World:
@@ -95,18 +103,35 @@ class World:
         with self.valkey.client() as client:
             return bool(client.hexists(f"dramatiq:{queue}.msgs", ref))
 
-    def deliver(self, data: bytes, queue: str = "default", ref: str | None = None) -> str:
+    def deliver(self, data: bytes, queue: str = "default", ref: str | None = None, stranded: bool = False) -> str:
         """Put *data* into the broker behind everybody's back, as Dramatiq's own script does; return its reference."""
         ref = ref or str(uuid.uuid4())
         with self.valkey.client() as client:
             client.hset(f"dramatiq:{queue}.msgs", ref, data)
-            client.rpush(f"dramatiq:{queue}", ref)
+            if stranded:
+                workers = wait_until(lambda: client.zrange("dramatiq:__heartbeats__", -1, -1), what="a worker is alive")
+                client.sadd(f"dramatiq:__acks__.{workers[0].decode()}.{queue}", ref)
+            else:
+                client.rpush(f"dramatiq:{queue}", ref)
         return ref
 
     def deliver_again(self, message: dramatiq.Message[Any]) -> str:
         """Put one more copy of *message* into the broker."""
         ref = str(uuid.uuid4())
         return self.deliver(message.copy(options={"redis_message_id": ref}).encode(), message.queue_name, ref)
+
+    def send_past(self, message: dramatiq.Message[Any], *, stranded: bool = False) -> dramatiq.Message[Any]:
+        """Send *message* as another equipped process would, past the link between application and broker.
+
+        Parameters:
+          message(Message)
+          stranded(bool): Leave it where a fetch leaves it whose reply is lost: in the hands of a living worker.
+        """
+        message = messages.marked(message)
+        ref = str(uuid.uuid4())
+        jobs.record(self.db, messages.new_job(self.app.broker, message, max_payload=None, broker_ref=ref))
+        self.deliver(message.copy(options={"redis_message_id": ref}).encode(), message.queue_name, ref, stranded)
+        return message
 
     def plain_broker(self) -> RedisBroker:
         """Return the broker of a process that is not equipped."""
@@ -184,6 +209,8 @@ def world(
     db = connect(database_url)
     migrate.upgrade(db)
     fleet = Fleet(tmp_path, *_urls(request, database_url, broker_server))
+    for mark in request.node.iter_markers("settings"):
+        fleet.env.update({f"DRAMATIQ_DURABLE_{name}": value for name, value in mark.kwargs.items()})
     for name, value in fleet.env.items():
         monkeypatch.setenv(name, value)
     sys.modules.pop("tests.harness.app", None)

@@ -133,6 +133,18 @@ def flaky(failures: int) -> None:
         raise RuntimeError("flaky on purpose")
 
 
+@dramatiq.actor(max_retries=3, min_backoff=100, max_backoff=200)
+def held_flaky(name: str) -> None:
+    """Its first attempt waits for a file and fails; its second succeeds."""
+    journal.note("begin", me())
+    first = journal.count("begin", me()) == 1
+    if first:
+        wait_for(name)
+    journal.note("end", me())
+    if first:
+        raise RuntimeError("failed while the broker was away")
+
+
 @dramatiq.actor(max_retries=3)
 def poison() -> None:
     journal.note("begin", me())
