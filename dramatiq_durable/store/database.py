@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -82,6 +83,14 @@ def _postgresql(url: str, pool_size: int) -> Any:
         ) from None
     from playhouse.pool import PooledPostgresqlDatabase
 
+    class Pool(PooledPostgresqlDatabase):  # type: ignore[misc]
+        def _is_closed(self, conn: Any) -> bool:
+            # peewee asks the server before it hands out a connection: a round trip for every statement.  A connection
+            # that died while it was idle has something to read, its end; only then the server is asked.
+            if conn.closed or _readable(conn.fileno()):
+                return bool(super()._is_closed(conn))
+            return False
+
     try:
         options = conninfo_to_dict(url.replace("postgres://", "postgresql://", 1))
     except psycopg.ProgrammingError as e:
@@ -96,9 +105,13 @@ def _postgresql(url: str, pool_size: int) -> Any:
     }
     options = {**defaults, **options}
     name = options.pop("dbname", None)
-    return PooledPostgresqlDatabase(
-        name, max_connections=pool_size, timeout=5, stale_timeout=300, prefer_psycopg3=True, **options
-    )
+    return Pool(name, max_connections=pool_size, timeout=5, stale_timeout=300, prefer_psycopg3=True, **options)
+
+
+def _readable(fileno: int) -> bool:
+    poll = select.poll()
+    poll.register(fileno, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class _Local(threading.local):

@@ -7,6 +7,9 @@ built per call.  A template has ``?`` for parameters and these marks:
 * ``{rows:id text, claim bigint}``: a sub-select of rows that come in as one parameter group (see :meth:`Dialect.rows`);
 * ``{lock}``, ``{lock:alias}``, ``{skip}``: lock the selected rows; skip those that others have locked;
 * ``{share}``: lock them against change only;
+* ``{state}``: the state, as a guard of rows that are found by their ids.  The planner cannot use an index for it: with
+old
+  statistics it would otherwise look through all jobs of that state instead of the few that are named;
 * ``{jobs}``, ``{attempts}``, …: table names.
 """
 
@@ -44,6 +47,8 @@ class Dialect:
             return PREFIX + name
         if name == "rows":
             return self._rows([tuple(column.split()) for column in (argument or "").split(",")])
+        if name == "state":
+            return f"COALESCE({PREFIX}jobs.state, '')"
         if name in ("lock", "skip", "share"):
             return self._lock(name, argument)
         if name in ("now", "blob", "expired"):

@@ -65,7 +65,7 @@ UPDATE {{jobs}} SET state = 'active', owner = ?, claim = claim + 1, claimed_at =
  started_at = NULL, on_lost = NULL, alone = 0, publish_at = NULL,
  reason = NULL
 WHERE id IN (SELECT id FROM {{jobs}} WHERE id IN ({{rows:id text}}) ORDER BY id {{lock}})
- AND state = 'queued' AND finished_at IS NULL
+ AND {{state}} = 'queued'
 RETURNING {_GRANTED}
 """,
 )
@@ -75,7 +75,7 @@ _CLAIM_AGAIN = Statement(
     f"""
 UPDATE {{jobs}} SET lease_until = {{now}} + ?, beat = beat + 1
 WHERE id IN (SELECT id FROM {{jobs}} WHERE id IN ({{rows:id text}}) ORDER BY id {{lock}})
- AND state = 'active' AND owner = ? AND started_at IS NULL AND finished_at IS NULL
+ AND {{state}} = 'active' AND owner = ? AND started_at IS NULL
 RETURNING {_GRANTED}
 """,
 )
@@ -93,11 +93,10 @@ WITH given AS ({rows:id text, claim bigint, on_lost text, alone integer}),
 locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
 UPDATE {jobs} SET started_at = COALESCE(started_at, {now}),
  attempt = attempt + CASE WHEN started_at IS NULL THEN 1 ELSE 0 END,
- on_lost = (SELECT g.on_lost FROM given g WHERE g.id = {jobs}.id),
- alone = (SELECT g.alone FROM given g WHERE g.id = {jobs}.id), lease_until = {now} + ?, beat = beat + 1
-WHERE id IN (SELECT id FROM locked) AND claim = (SELECT g.claim FROM given g WHERE g.id = {jobs}.id)
- AND owner = ? AND state = 'active' AND finished_at IS NULL
-RETURNING id, attempt
+ on_lost = g.on_lost, alone = g.alone, lease_until = {now} + ?, beat = beat + 1
+FROM given g JOIN locked l ON l.id = g.id
+WHERE {jobs}.id = g.id AND {jobs}.claim = g.claim AND owner = ? AND {state} = 'active'
+RETURNING {jobs}.id, attempt
 """,
 )
 
@@ -117,7 +116,7 @@ UPDATE {jobs} SET
  on_lost = CASE WHEN started_at IS NULL AND held.started THEN 'rerun' ELSE on_lost END,
  started_at = CASE WHEN started_at IS NULL AND held.started THEN {now} ELSE started_at END
 FROM held
-WHERE held.id = {jobs}.id AND {jobs}.owner = ? AND {jobs}.state = 'active'
+WHERE held.id = {jobs}.id AND {jobs}.owner = ? AND {state} = 'active'
 RETURNING {jobs}.id, {jobs}.claim, {jobs}.started_at
 """,
 )
@@ -127,11 +126,12 @@ _RELEASE = Statement(
     """
 WITH given AS ({rows:id text, claim bigint}),
 locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
-UPDATE {jobs} SET state = 'queued', owner = NULL, claim = claim + 1, claimed_at = NULL, lease_until = NULL,
+UPDATE {jobs} SET state = 'queued', owner = NULL, claim = {jobs}.claim + 1, claimed_at = NULL, lease_until = NULL,
  publish_at = {now}, reason = ?
-WHERE id IN (SELECT id FROM locked) AND claim = (SELECT g.claim FROM given g WHERE g.id = {jobs}.id)
- AND owner = ? AND state = 'active' AND started_at IS NULL AND finished_at IS NULL
-RETURNING id
+FROM given g JOIN locked l ON l.id = g.id
+WHERE {jobs}.id = g.id AND {jobs}.claim = g.claim
+ AND owner = ? AND {state} = 'active' AND started_at IS NULL
+RETURNING {jobs}.id
 """,
 )
 

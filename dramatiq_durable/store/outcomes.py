@@ -25,10 +25,10 @@ _COMPLETE = Statement(
 WITH given AS ({{rows:id text, claim bigint, ran_for bigint}}),
 locked AS (SELECT j.id FROM {{jobs}} j JOIN given g ON g.id = j.id ORDER BY j.id {{lock:j}})
 UPDATE {{jobs}} SET state = 'completed', finished_at = {{now}}, lease_until = NULL, reason = NULL, {_COUNT},
- started_at = COALESCE(started_at, {{now}} - (SELECT g.ran_for FROM given g WHERE g.id = {{jobs}}.id))
-WHERE id IN (SELECT id FROM locked) AND claim = (SELECT g.claim FROM given g WHERE g.id = {{jobs}}.id)
- AND owner = ? AND state = 'active' AND finished_at IS NULL
-RETURNING id
+ started_at = COALESCE(started_at, {{now}} - g.ran_for)
+FROM given g JOIN locked l ON l.id = g.id
+WHERE {{jobs}}.id = g.id AND {{jobs}}.claim = g.claim AND owner = ? AND {{state}} = 'active'
+RETURNING {{jobs}}.id
 """,
 )
 
@@ -169,6 +169,9 @@ def settle(db: Database, owner: str, outcomes: Sequence[Outcome], *, max_interru
       set[str]: The ids of the jobs whose outcome is written.
     """
     ordered = sorted(outcomes, key=lambda outcome: outcome.id)
+    if all(o.kind == "completed" and not o.follow_ups and not o.results for o in ordered):
+        # The usual case needs one statement, which is a transaction of its own.
+        return _settle(db, owner, ordered, max_interruptions)
     return db.run(lambda: _settle(db, owner, ordered, max_interruptions))
 
 

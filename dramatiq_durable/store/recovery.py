@@ -44,9 +44,10 @@ _UNPUBLISH = Statement(
 WITH given AS ({rows:id text, broker_ref text}),
 locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
 UPDATE {jobs} SET publish_at = {now} + CAST(? AS BIGINT), published_at = NULL
-WHERE id IN (SELECT id FROM locked) AND broker_ref = (SELECT g.broker_ref FROM given g WHERE g.id = {jobs}.id)
- AND state = 'queued' AND publish_at IS NULL AND finished_at IS NULL
-RETURNING id
+FROM given g JOIN locked l ON l.id = g.id
+WHERE {jobs}.id = g.id AND {jobs}.broker_ref = g.broker_ref
+ AND {state} = 'queued' AND publish_at IS NULL
+RETURNING {jobs}.id
 """,
 )
 
@@ -66,9 +67,10 @@ _PUT_BACK = Statement(
 WITH given AS ({rows:id text, broker_ref text}),
 locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
 UPDATE {jobs} SET publish_at = {now}, put_back = put_back + 1
-WHERE id IN (SELECT id FROM locked) AND broker_ref = (SELECT g.broker_ref FROM given g WHERE g.id = {jobs}.id)
- AND state = 'queued' AND publish_at IS NULL AND finished_at IS NULL
-RETURNING id
+FROM given g JOIN locked l ON l.id = g.id
+WHERE {jobs}.id = g.id AND {jobs}.broker_ref = g.broker_ref
+ AND {state} = 'queued' AND publish_at IS NULL
+RETURNING {jobs}.id
 """,
 )
 
@@ -86,9 +88,8 @@ WITH given AS ({rows:id text, claim bigint, beat bigint}),
 locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
 """
 _STILL = """
-id IN (SELECT id FROM locked) AND claim = (SELECT g.claim FROM given g WHERE g.id = {jobs}.id)
- AND beat = (SELECT g.beat FROM given g WHERE g.id = {jobs}.id)
- AND state = 'active' AND finished_at IS NULL AND {expired}
+id IN (SELECT id FROM locked) AND (id, claim, beat) IN (SELECT id, claim, beat FROM given)
+ AND {state} = 'active' AND {expired}
 """
 
 _REAP_CLAIMED = Statement(
