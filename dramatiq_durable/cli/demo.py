@@ -22,7 +22,7 @@ from .common import AsJson, Refusal
 from .render import console, count, emit, say, table
 
 if TYPE_CHECKING:
-    from ..demo.story import Report, Snapshot
+    from ..demo.report import Report, Snapshot
 
 __all__ = ["demo"]
 

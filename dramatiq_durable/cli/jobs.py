@@ -47,7 +47,11 @@ def list_(
     more, rows = len(rows) > limit, rows[:limit]
     if as_json:
         emit({"jobs": [timeline.as_json(row) for row in rows], "next": rows[-1].id if more else None, "now": now})
-        return
+    else:
+        _show_list(rows, now, more=more)
+
+
+def _show_list(rows: list[reading.JobRow], now: int, *, more: bool) -> None:
     if not rows:
         say("No job matches.")
         return

@@ -74,6 +74,11 @@ def _show(found: dict[str, Any]) -> None:
         )
     else:
         say("Nothing waits.")
+    _show_workers(found)
+    _show_reconciliation(found)
+
+
+def _show_workers(found: dict[str, Any]) -> None:
     title("Workers")
     if found["workers"]:
         table(
@@ -92,6 +97,9 @@ def _show(found: dict[str, Any]) -> None:
         )
     else:
         say("No worker process has been seen for a minute.", "yellow" if found["queues"] else "")
+
+
+def _show_reconciliation(found: dict[str, Any]) -> None:
     title("Reconciliation")
     if (last := found["reconciliation"]) is None:
         say("None yet: workers do it when they start.")

@@ -39,7 +39,7 @@ def send(db: Database, number: int, **fields: Any) -> str:
 def run(db: Database, id: str, kind: str, **fields: Any) -> None:
     """Claim, start and settle a job as a worker would."""
     claimed = jobs.claim(db, OWNER, [id], 60_000)[0]
-    assert jobs.start(db, OWNER, [(id, claimed.claim, "rerun")], 60_000)
+    assert jobs.start(db, OWNER, [(id, claimed.claim, "rerun", 0)], 60_000)
     assert outcomes.settle(db, OWNER, [Outcome(id, claimed.claim, kind, **fields)])
 
 
