@@ -53,7 +53,7 @@ def reconcile(
         return
     say(f"{count(found.looked, 'waiting job')} compared with the broker, {found.put_back:,} put back.")
     if found.put_back:
-        say("A running worker publishes them within a second.")
+        say("Running workers begin to publish them within a second.")
 
 
 def _load(app: str, path: list[str], database_url: str | None) -> Durable:
