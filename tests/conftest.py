@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,23 +40,43 @@ def valkey(_valkey: Valkey) -> Valkey:
     return _valkey
 
 
+@pytest.fixture
+def postgres_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of an empty PostgreSQL database, dropped after the test.
+
+    It is made on the server that ``DURABLE_TEST_POSTGRES_URL`` names (by a user who may create databases), else on one
+    that the tests start.
+    """
+    given = os.environ.get("DURABLE_TEST_POSTGRES_URL")
+    if given:
+        yield from _database_on(given)
+        return
+    server: Postgres = request.getfixturevalue("postgres")
+    url = server.create()
+    yield url
+    server.drop(url)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database, once of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/record.sqlite3"
-    # A server of one's own may be named instead; its database is then used as it is and emptied.
-    given = os.environ.get("DURABLE_TEST_POSTGRES_URL")
-    if given:
-        return _emptied(given)
-    server: Postgres = request.getfixturevalue("postgres")
-    return server.create()
+    url: str = request.getfixturevalue("postgres_url")
+    return url
 
 
-def _emptied(url: str) -> str:
+def _database_on(url: str) -> Iterator[str]:
     import psycopg
 
+    name = f"durable_test_{uuid.uuid4().hex}"
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("DROP SCHEMA public CASCADE")
-        connection.execute("CREATE SCHEMA public")
-    return url
+        connection.execute(f"CREATE DATABASE {name}")
+        yield _with_database(url, name)
+        connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def _with_database(url: str, name: str) -> str:
+    from urllib.parse import urlsplit, urlunsplit
+
+    return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))

