@@ -55,6 +55,8 @@ class CaptureOutcome(DurableMiddleware):
         if run is not None:
             # The capture first: an interrupt that lands between the two must find it in place.
             thread.capture = Capture(run)
+            if run.verdict is None:
+                run.verdict = (result, exception)
             self.engine.end(run)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:

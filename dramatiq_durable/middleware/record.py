@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dramatiq.middleware import SkipMessage
+from dramatiq.middleware import CurrentMessage, SkipMessage
 
 from ..errors import InvalidSettings
 from ..runtime.capture import Capture
@@ -100,6 +100,10 @@ class DurableRecord(DurableMiddleware):
         if run is None or run.outcome is not None:
             return
         capture = self._close(run)
+        if run.verdict is not None and run.verdict[1] is not exception:
+            # An interrupt broke into the hooks, and they ran as if it had hit the actor.  The actor's own end counts.
+            self.engine.conclude(run)
+            return
         try:
             run.outcome = decide(broker, run, message, exception, capture)
         except Exception as e:
@@ -117,10 +121,17 @@ class DurableRecord(DurableMiddleware):
             return
         capture = self._close(run)
         thread.capture = None
+        self._reset_current_message(broker, message)
         # A run that was stopped before its actor is either someone else's, or stays unacknowledged: neither has an
         # outcome.
         if not run.refused:
             run.outcome = decide_skipped(run, message, capture)
+
+    def _reset_current_message(self, broker: Broker, message: MessageProxy) -> None:
+        """``CurrentMessage`` has no hook for skipped messages: the thread would go on showing this one."""
+        for middleware in broker.middleware:
+            if isinstance(middleware, CurrentMessage):
+                middleware.after_process_message(broker, message)
 
     def _close(self, run: Run) -> Capture:
         """Return what :class:`CaptureOutcome` began to catch on this thread.

@@ -61,6 +61,8 @@ class Host(Protocol):
 
     def drain(self) -> None: ...
 
+    def conclude(self, run: Run) -> None: ...
+
     def run_options(self, message: MessageProxy) -> tuple[str, float | None]: ...
 
 
@@ -320,10 +322,19 @@ class DurableConsumer(Consumer):
         run = run_of(message)
         if run is None:
             self.logger.critical("Message %s was processed without a claim; not acknowledged.", message.message_id)
-        elif run.outcome is not None:
-            if run.answer is None:
-                run.answer = answer
+            return
+        if run.outcome is None and run.started and not run.lost:
+            # The hooks that decide were interrupted; the last word is here.
+            self.host.conclude(run)
+            answer = "nack" if message.failed else "ack"
+        if run.outcome is not None:
+            run.answer = run.answer or answer
+            try:
                 self.host.writer.submit(run)
+            except BaseException:
+                # A late interrupt: without this the outcome would be lost, and the lease renewed for ever.
+                self.host.writer.submit(run)
+                raise
         elif run.lost:
             # Somebody else has the job; this copy has nothing to do any more.
             self.host.registry.forget(run)

@@ -15,7 +15,7 @@ from dramatiq.middleware import SkipMessage, TimeLimit
 
 from ..errors import DatabaseUnavailable, DurableError, StoreError
 from ..store import jobs, migrate
-from ..store.types import WorkerInfo
+from ..store.types import Outcome, WorkerInfo
 from .capture import results_of
 from .consumer import DurableConsumer
 from .counters import Counters
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from .options import Options
 
 __all__ = ["Engine"]
+
+#: How often the hooks are run again when interrupts break into them.
+CONCLUSIONS = 5
+
+#: How often the log says that the database is away (seconds).
+COMPLAINT_INTERVAL = 30.0
 
 
 class Engine:
@@ -90,7 +96,7 @@ class Engine:
         #: be taken for the one that died.
         self.owner = uuid.uuid4().hex
         self._ready = False
-        self._asked = 0.0
+        self._asked = self._complained = -COMPLAINT_INTERVAL
         options = self.options
         self.writer = Writer(
             self.db,
@@ -192,7 +198,9 @@ class Engine:
             migrate.require_current(self.db)
             self._ready = True
         except StoreError as e:
-            self.logger.critical("Nothing is fetched: %s", e)
+            if now - self._complained >= COMPLAINT_INTERVAL:
+                self._complained = now
+                self.logger.critical("Nothing is fetched: %s", e)
         return self._ready
 
     # What the parts ask for
@@ -273,6 +281,32 @@ class Engine:
         """The actor of *run* has returned."""
         RUN.set(None)
         self.registry.leave(run)
+
+    def conclude(self, run: Run) -> None:
+        """Let the hooks decide about *run* once more, by what its actor did, after an interrupt broke into them.
+
+        An interrupt (a time limit, a shutdown) may land on any line, also in another middleware's after-hook; Dramatiq
+        then runs all hooks again as if the actor had been interrupted, or ends the thread.  A finished job would be
+        retried, or its next stage lost.
+        """
+        message = run.message
+        if run.verdict is None:
+            run.verdict = (None, message._exception or RuntimeError("The run was interrupted."))
+        result, exception = run.verdict
+        for _ in range(CONCLUSIONS):
+            message.failed = False
+            message._exception = exception
+            message.options["retries"] = run.retries
+            if not run.retries:
+                del message.options["retries"]
+            try:
+                self.broker.emit_after("process_message", message, result=result, exception=exception)
+            except BaseException as e:
+                self.logger.warning("The hooks of job %s were interrupted: %r", run.id, e)
+            if run.outcome is not None or run.lost:
+                return
+        message.fail()
+        run.outcome = Outcome(run.id, run.claim, "failed", ran_for=run.ran_for(), reason="no_outcome")
 
     def _committed(self, run: Run, accepted: bool) -> None:
         """The outcome of *run* is committed, or was refused.  On the writer's thread."""

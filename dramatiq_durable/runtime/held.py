@@ -43,6 +43,8 @@ class Run:
       lost(bool): Whether the row is known to be someone else's.
       refused(bool): Whether its start was refused, so that the actor did not run and there is nothing to write.
       outcome(Outcome): How it ended, once that is decided.
+      verdict(tuple): What the actor returned and raised, as it was first seen; what lands on the hooks later is not it.
+      submitted(bool): Whether the writer has been given the outcome.
       reported(bool): Whether the writer has told what became of the outcome.
       answer(str): What the broker is to be told after the commit: ``"ack"``, ``"nack"``, or ``None`` for nothing.
       max_runtime(float): Seconds after its start at which the lease is no longer renewed, or ``None``.
@@ -75,7 +77,9 @@ class Run:
         "strict",
         "suspect",
         "thread_id",
+        "submitted",
         "valid_until",
+        "verdict",
     )
 
     def __init__(
@@ -109,6 +113,8 @@ class Run:
         self.lost = False
         self.refused = False
         self.outcome: Outcome | None = None
+        self.verdict: tuple[Any, BaseException | None] | None = None
+        self.submitted = False
         self.reported = False
         self.answer: str | None = None
         self.again: tuple[Message[Any], int] | None = None

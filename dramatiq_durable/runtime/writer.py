@@ -94,7 +94,10 @@ class Writer:
         with self._changed:
             while len(self._runs) >= self._batch and self._running and not self._stopping:
                 self._changed.wait(0.5)
-            self._runs.append(run)
+            # NOTE: These three lines may be interrupted, and are then called again.
+            if not run.submitted:
+                self._runs.append(run)
+                run.submitted = True
             self._changed.notify_all()
 
     def call(self, fn: Callable[[], T], *, patient: bool = False) -> T:
