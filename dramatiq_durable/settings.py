@@ -85,7 +85,6 @@ class Settings(BaseSettings):
         "The job will be published either way.",
     )
     commit_batch: int = _number(100, "How many outcomes are committed together, at most.")
-    commit_delay: int = _time(50, "For how long an outcome may wait to be committed together with others.")
     pool_size: int = _number(10, "How many connections to a database server a process opens, at most.")
     shutdown_timeout: int = _time(5_000, "For how long a stopping worker waits for the database.")
     profile: Literal["development", "production"] = Field(
@@ -134,11 +133,6 @@ class Settings(BaseSettings):
                 f"heartbeat_interval ({self.heartbeat_interval}) must be at most a third of lease ({self.lease}), "
                 "or two late heartbeats cost a living worker its jobs: set heartbeat_interval to "
                 f"{self.lease // 3} or less, or lease to {3 * self.heartbeat_interval} or more."
-            )
-        if self.commit_delay > self.shutdown_timeout:
-            problems.append(
-                f"commit_delay ({self.commit_delay}) must be at most shutdown_timeout ({self.shutdown_timeout}), "
-                "or a stopping worker does not wait for the outcomes that it delayed."
             )
         if problems:
             raise ValueError(" ".join(problems))

@@ -62,11 +62,6 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
             "heartbeat_interval (10000) must be at most a third of lease (20000), or two late heartbeats cost a living "
             "worker its jobs: set heartbeat_interval to 6666 or less, or lease to 30000 or more.",
         ),
-        (
-            {"commit_delay": 10_000},
-            "commit_delay (10000) must be at most shutdown_timeout (5000), or a stopping worker does not wait for the "
-            "outcomes that it delayed.",
-        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
