@@ -1,24 +1,24 @@
 """A database as the verbs see it: statements, transactions, and errors in words.
 
-peewee opens, pools and closes the connections; statements go straight to the driver.  Building a query with a query
-builder costs more than running it.
+peewee opens the connections; statements go straight to the driver.  Building a query with a query builder costs more
+than running it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
-import select
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
-from ..errors import DriverMissing, InvalidDatabaseURL, StoreError
-from ..redact import safe_url
-from .dialects import DIALECTS, Dialect, Statement
-from .failures import is_conflict, translate
+from ..errors import StoreError
+from .connections import Connections
+from .dialects import Dialect, Statement
+from .failures import is_conflict, is_lost, translate
 
 __all__ = ["Database", "connect"]
 
@@ -27,12 +27,8 @@ T = TypeVar("T")
 #: How often a statement that was undone because of others is tried, and the first pause between (seconds).
 ATTEMPTS, PAUSE = 6, 0.02
 
-#: Unless the URL says otherwise: how long to wait for a connection (seconds), and for a peer that has gone silent
-#: (milliseconds).  A worker must notice within a few seconds, it has to stop within five.
-CONNECT_TIMEOUT, USER_TIMEOUT = 3, 5_000
 
-
-def connect(url: str, *, pool_size: int = 10, busy_timeout: int = 5_000) -> Database:
+def connect(url: str, *, pool_size: int = 20, busy_timeout: int = 5_000) -> Database:
     """Describe the database at *url*.  Nothing is opened yet.
 
     Parameters:
@@ -42,76 +38,11 @@ def connect(url: str, *, pool_size: int = 10, busy_timeout: int = 5_000) -> Data
 
     Raises:
       InvalidDatabaseURL: If the URL cannot be understood.
-      DriverMissing: If the driver is not installed.
+      DriverMissing: If the driver is not installed, or too old.
     """
-    try:
-        parts = urlsplit(url)
-    except ValueError as e:
-        raise InvalidDatabaseURL(f"The database URL cannot be understood: {e}.") from None
-    if parts.scheme == "sqlite":
-        return Database(_sqlite(parts.path, parts.netloc, busy_timeout), DIALECTS["sqlite"], safe_url(url))
-    if parts.scheme in ("postgresql", "postgres"):
-        return Database(_postgresql(url, pool_size), DIALECTS["postgresql"], safe_url(url))
-    raise InvalidDatabaseURL(
-        f"The database URL begins with {repr(parts.scheme + '://') if parts.scheme else 'no scheme'}. Use "
-        f"sqlite:///path or "
-        "postgresql://user:password@host/name."
-    )
+    from . import urls
 
-
-def _sqlite(path: str, netloc: str, busy_timeout: int) -> Any:
-    from peewee import SqliteDatabase
-
-    name = unquote(path[1:])
-    if netloc or not name:
-        raise InvalidDatabaseURL(
-            "A SQLite URL has three slashes and a path: sqlite:///relative/path.db, or four for an absolute one."
-        )
-    if name == ":memory:":
-        raise InvalidDatabaseURL("A database in memory is not a record: give SQLite a file.")
-    pragmas = {"journal_mode": "wal", "synchronous": "full", "foreign_keys": 1}
-    return SqliteDatabase(name, pragmas=pragmas, timeout=busy_timeout / 1000, check_same_thread=False)
-
-
-def _postgresql(url: str, pool_size: int) -> Any:
-    try:
-        import psycopg
-        from psycopg.conninfo import conninfo_to_dict
-    except ImportError:
-        raise DriverMissing(
-            'PostgreSQL needs its driver: pip install "dramatiq-durable[postgres]" (psycopg 3).'
-        ) from None
-    from playhouse.pool import PooledPostgresqlDatabase
-
-    class Pool(PooledPostgresqlDatabase):  # type: ignore[misc]
-        def _is_closed(self, conn: Any) -> bool:
-            # peewee asks the server before it hands out a connection: a round trip for every statement.  A connection
-            # that died while it was idle has something to read, its end; only then the server is asked.
-            if conn.closed or _readable(conn.fileno()):
-                return bool(super()._is_closed(conn))
-            return False
-
-    try:
-        options = conninfo_to_dict(url.replace("postgres://", "postgresql://", 1))
-    except psycopg.ProgrammingError as e:
-        raise InvalidDatabaseURL(f"The database URL cannot be understood: {safe_url(str(e))}") from None
-    defaults: dict[str, str | int | None] = {
-        "connect_timeout": CONNECT_TIMEOUT,
-        "tcp_user_timeout": USER_TIMEOUT,
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 2,
-        "application_name": "dramatiq-durable",
-    }
-    options = {**defaults, **options}
-    name = options.pop("dbname", None)
-    return Pool(name, max_connections=pool_size, timeout=5, stale_timeout=300, prefer_psycopg3=True, **options)
-
-
-def _readable(fileno: int) -> bool:
-    poll = select.poll()
-    poll.register(fileno, select.POLLIN)
-    return bool(poll.poll(0))
+    return urls.connect(url, pool_size=pool_size, busy_timeout=busy_timeout)
 
 
 class _Local(threading.local):
@@ -123,53 +54,60 @@ class Database:
     """One database; safe to use from many threads.
 
     Parameters:
-      peewee(peewee.Database): Opens and keeps the connections.
       dialect(Dialect): How this kind of database says things.
       safe_url(str): The URL without its password, for people.
+      connections(Connections): Lends a connection to each thread.
+      opener(Callable): Returns a peewee database of its own, for what needs one: migrations.
     """
 
-    def __init__(self, peewee: Any, dialect: Dialect, safe_url: str) -> None:
+    def __init__(self, dialect: Dialect, safe_url: str, connections: Connections, opener: Callable[[], Any]) -> None:
         self.dialect = dialect
         self.safe_url = safe_url
-        self.peewee = peewee
-        self._local = _Local()
+        self.opener = opener
+        self._connections = connections
         self._embedded = dialect.name == "sqlite"
+        self._local = _Local()
         # One writer at a time inside the process: SQLite's own waiting is unfair and slower.
         self._writing = threading.RLock()
+        _databases.add(self)
 
     # Statements
 
     def fetch(self, statement: Statement, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run *statement* and return its rows; outside a transaction it is one of its own.
 
+        It is repeated when it was undone because of others.  When the connection is lost, nobody knows whether it was
+        done, and it is not repeated.
+
         Raises:
           StoreError: Whatever went wrong, in words.
         """
-        return self._guarded(statement, lambda c: self._all(c.execute(statement.texts[self.dialect.name], params)))
+        text = statement.texts[self.dialect.name]
+        return self._guarded(statement, lambda connection: _rows(connection.execute(text, params)))
 
     def execute(self, statement: Statement, params: Sequence[Any] = ()) -> int:
         """Run *statement* and return how many rows it changed; see :meth:`fetch`."""
-        return self._guarded(statement, lambda c: int(c.execute(statement.texts[self.dialect.name], params).rowcount))
+        text = statement.texts[self.dialect.name]
+        return self._guarded(statement, lambda connection: int(connection.execute(text, params).rowcount))
 
     def execute_many(self, statement: Statement, rows: Sequence[Sequence[Any]]) -> None:
         """Run *statement* for each of *rows*, inside the current transaction or in one of its own."""
         text = statement.texts[self.dialect.name]
+        self._many(statement, lambda connection: connection.cursor().executemany(text, rows))
 
-        def run(connection: Any) -> None:
-            connection.cursor().executemany(text, rows)
+    def fetch_many(self, statement: Statement, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+        """Like :meth:`execute_many`; return all their rows together."""
+        text = statement.texts[self.dialect.name]
+        each = _each_of_sqlite if self._embedded else _each_of_postgresql
+        return self._many(statement, lambda connection: each(connection, text, rows))
 
+    def _many(self, statement: Statement, run: Callable[[Any], T]) -> T:
         if self._local.in_transaction:
-            self._guarded(statement, run)
-        else:
-            self.run(lambda: self._guarded(statement, run))
-
-    @staticmethod
-    def _all(cursor: Any) -> list[tuple[Any, ...]]:
-        return cursor.fetchall() if cursor.description is not None else []
+            return self._guarded(statement, run)
+        return self.run(lambda: self._guarded(statement, run))
 
     def _guarded(self, statement: Statement, run: Callable[[Any], T]) -> T:
         """Run something on a connection, in words if it fails; repeat it when others were in the way."""
-        pause = PAUSE
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with self._turn(statement), self._connection() as connection:
@@ -180,8 +118,7 @@ class Database:
                 # Inside a transaction everything before it is undone too: the whole of it must be repeated, by run().
                 if self._local.in_transaction or attempt == ATTEMPTS or not is_conflict(e):
                     raise translate(e, statement.name) from e
-            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311
-            pause *= 2
+            _pause(attempt)
         raise AssertionError("unreachable")
 
     def _turn(self, statement: Statement) -> contextlib.AbstractContextManager[Any]:
@@ -199,35 +136,30 @@ class Database:
         if self._local.in_transaction:
             raise RuntimeError("transactions of the record do not nest")
         with self._writing if self._embedded else contextlib.nullcontext(), self._connection() as connection:
-            self._begin(connection)
-            self._local.in_transaction = True
             try:
+                self._begin(connection)
+                self._local.in_transaction = True
                 yield
-                self._local.in_transaction = False
-                try:
-                    connection.execute("COMMIT")
-                except Exception as e:
-                    raise translate(e, "commit") from e
+                self._commit(connection)
             except BaseException:
-                self._local.in_transaction = False
-                self._roll_back(connection)
+                _roll_back(connection)
                 raise
+            finally:
+                self._local.in_transaction = False
 
     def run(self, work: Callable[[], T]) -> T:
         """Run *work* in a transaction, and again when it was undone because of others.
 
         *work* must be safe to repeat: it only runs statements.
         """
-        pause = PAUSE
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with self.transaction():
                     return work()
             except StoreError as e:
-                if attempt == ATTEMPTS or not is_conflict(e.__cause__ or e):
+                if attempt == ATTEMPTS or e.__cause__ is None or not is_conflict(e.__cause__):
                     raise
-            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311
-            pause *= 2
+            _pause(attempt)
         raise AssertionError("unreachable")
 
     def _begin(self, connection: Any) -> None:
@@ -237,12 +169,14 @@ class Database:
         except Exception as e:
             raise translate(e, "begin a transaction") from e
 
-    def _roll_back(self, connection: Any) -> None:
+    def _commit(self, connection: Any) -> None:
         try:
-            connection.execute("ROLLBACK")
-        except Exception:
-            # Nothing half-open may survive on this thread.
-            self._discard(connection)
+            cursor = connection.execute("COMMIT")
+        except Exception as e:
+            raise translate(e, "commit") from e
+        # NOTE: PostgreSQL answers the COMMIT of a transaction that has failed with a rollback, not with an error.
+        if not self._embedded and cursor.statusmessage != "COMMIT":
+            raise StoreError("The transaction was rolled back: a statement in it had failed.")
 
     # Connections
 
@@ -253,60 +187,80 @@ class Database:
             yield held
             return
         try:
-            self.peewee.connect(reuse_if_open=True)
-            connection = self.peewee.connection()
+            connection = self._connections.take()
+        except StoreError:
+            raise
         except Exception as e:
             raise translate(e, "connect") from e
-        self._local.connection = connection
+        broken = True
         try:
+            self._local.connection = connection
             yield connection
-        except BaseException as e:
-            if self._is_broken(connection, e):
-                self._discard(connection)
+            broken = False
+        except Exception as e:
+            # Anything but an ordinary error is an interrupt, which may have left anything half-done.
+            broken = is_lost(e)
             raise
         finally:
             self._local.connection = None
-            if not self._embedded and not self.peewee.is_closed():
-                self.peewee.close()
-
-    def _is_broken(self, connection: Any, error: BaseException) -> bool:
-        """Return whether *connection* must not be used again: an interrupt may have left anything half-done."""
-        if not isinstance(error, Exception):
-            return True
-        if self._embedded:
-            return False
-        return bool(connection.closed or connection.broken)
-
-    def _discard(self, connection: Any) -> None:
-        with contextlib.suppress(Exception):
-            connection.close()
-        with contextlib.suppress(Exception):
-            if self._embedded:
-                self.peewee.close()
-            else:
-                self.peewee.manual_close()
+            self._connections.give(connection, broken=broken)
 
     def close_thread(self) -> None:
         """Close the connection that this thread keeps open, if it does."""
-        if self._embedded and self._local.connection is None and not self.peewee.is_closed():
-            with contextlib.suppress(Exception):
-                self.peewee.close()
+        if self._local.connection is None:
+            self._connections.close_thread()
 
     def close_all(self) -> None:
         """Close this thread's connection and those that nobody is using."""
         self.close_thread()
-        if not self._embedded:
-            with contextlib.suppress(Exception):
-                self.peewee.close_idle()
+        self._connections.close_idle()
 
     def reset_after_fork(self) -> None:
         """Forget, in the child of a fork, the connections of the parent.  They are not closed: the parent uses them."""
         self._local = _Local()
         self._writing = threading.RLock()
-        fresh = self.peewee._state
-        fresh.reset()
-        if not self._embedded:
-            self.peewee._abandoned = (list(self.peewee._connections), dict(self.peewee._in_use))
-            self.peewee._connections, self.peewee._in_use = [], {}
-            self.peewee._pool_lock = threading.RLock()
-            self.peewee._pool_available = threading.Condition(self.peewee._pool_lock)
+        self._connections.forget()
+
+
+def _rows(cursor: Any) -> list[tuple[Any, ...]]:
+    return cursor.fetchall() if cursor.description is not None else []
+
+
+def _each_of_sqlite(connection: Any, text: str, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    return [found for row in rows for found in connection.execute(text, row).fetchall()]
+
+
+def _each_of_postgresql(connection: Any, text: str, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    cursor = connection.cursor()
+    cursor.executemany(text, rows, returning=True)
+    found: list[tuple[Any, ...]] = cursor.fetchall()
+    while cursor.nextset():
+        found += cursor.fetchall()
+    return found
+
+
+def _roll_back(connection: Any) -> None:
+    try:
+        # SQLite has rolled back by itself after some errors, and complains about being asked to do it again.
+        if getattr(connection, "in_transaction", True):
+            connection.execute("ROLLBACK")
+    except Exception:
+        # Nothing half-open may survive.
+        with contextlib.suppress(Exception):
+            connection.close()
+
+
+def _pause(attempt: int) -> None:
+    time.sleep(PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))  # noqa: S311
+
+
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _reset_all() -> None:
+    for database in list(_databases):
+        database.reset_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_all)

@@ -4,12 +4,11 @@ Statements are written once, as templates, and rendered for every database when 
 built per call.  A template has ``?`` for parameters and these marks:
 
 * ``{now}``: the database's own clock, in milliseconds;
-* ``{rows:id text, claim bigint}``: a sub-select of rows that come in as one parameter group (see :meth:`Dialect.rows`);
-* ``{lock}``, ``{lock:alias}``, ``{skip}``: lock the selected rows; skip those that others have locked;
+* ``{rows:job text, token bigint}``: a sub-select of rows that come in as one parameter group (:meth:`Dialect.rows`);
+* ``{held:job text, token bigint}``: the same as a common table expression called ``held``, whose first column names
+  jobs; their rows are locked, in the order of their ids;
+* ``{skip}``: lock the selected rows, but pass over those that others have locked;
 * ``{share}``: lock them against change only;
-* ``{state}``: the state, as a guard of rows that are found by their ids.  The planner cannot use an index for it: with
-old
-  statistics it would otherwise look through all jobs of that state instead of the few that are named;
 * ``{jobs}``, ``{attempts}``, …: table names.
 """
 
@@ -45,12 +44,11 @@ class Dialect:
     def _mark(self, name: str, argument: str | None) -> str:
         if name in _TABLES:
             return PREFIX + name
-        if name == "rows":
-            return self._rows([tuple(column.split()) for column in (argument or "").split(",")])
-        if name == "state":
-            return f"COALESCE({PREFIX}jobs.state, '')"
-        if name in ("lock", "skip", "share"):
-            return self._lock(name, argument)
+        if name in ("rows", "held"):
+            columns = [tuple(column.split()) for column in (argument or "").split(",")]
+            return self._rows(columns) if name == "rows" else self._held(columns)
+        if name in ("skip", "share"):
+            return self._lock(name)
         if name in ("now", "blob", "expired"):
             return str(getattr(self, name))
         raise ValueError(f"unknown mark {name!r} in a statement")
@@ -58,7 +56,10 @@ class Dialect:
     def _rows(self, columns: list[tuple[str, ...]]) -> str:
         raise NotImplementedError
 
-    def _lock(self, kind: str, alias: str | None) -> str:
+    def _held(self, columns: list[tuple[str, ...]]) -> str:
+        raise NotImplementedError
+
+    def _lock(self, kind: str) -> str:
         raise NotImplementedError
 
     def rows(self, rows: Sequence[Sequence[Any]], width: int) -> tuple[Any, ...]:
@@ -79,7 +80,10 @@ class SQLite(Dialect):
         picked = ", ".join(f"json_extract(value, '$[{i}]') AS {column[0]}" for i, column in enumerate(columns))
         return f"SELECT {picked} FROM json_each(?)"
 
-    def _lock(self, kind: str, alias: str | None) -> str:
+    def _held(self, columns: list[tuple[str, ...]]) -> str:
+        return f"held AS ({self._rows(columns)})"
+
+    def _lock(self, kind: str) -> str:
         # A write transaction has the whole database.
         return ""
 
@@ -100,13 +104,22 @@ class PostgreSQL(Dialect):
         return super().render(template).replace("%", "%%").replace("?", "%s")
 
     def _rows(self, columns: list[tuple[str, ...]]) -> str:
+        return f"SELECT * FROM {self._unnest(columns)}"
+
+    def _held(self, columns: list[tuple[str, ...]]) -> str:
+        key = columns[0][0]
+        return (
+            f"held AS (SELECT given.* FROM {self._unnest(columns)} JOIN {PREFIX}jobs j ON j.id = given.{key}"
+            " ORDER BY j.id FOR UPDATE OF j)"
+        )
+
+    def _unnest(self, columns: list[tuple[str, ...]]) -> str:
         arrays = ", ".join(f"?::{column[1]}[]" for column in columns)
         names = ", ".join(column[0] for column in columns)
-        return f"SELECT * FROM unnest({arrays}) AS given_rows({names})"
+        return f"unnest({arrays}) AS given({names})"
 
-    def _lock(self, kind: str, alias: str | None) -> str:
-        of = f" OF {alias}" if alias else ""
-        return {"lock": f"FOR UPDATE{of}", "skip": f"FOR UPDATE{of} SKIP LOCKED", "share": f"FOR SHARE{of}"}[kind]
+    def _lock(self, kind: str) -> str:
+        return {"skip": "FOR UPDATE SKIP LOCKED", "share": "FOR SHARE"}[kind]
 
     def rows(self, rows: Sequence[Sequence[Any]], width: int) -> tuple[Any, ...]:
         return tuple([row[i] for row in rows] for i in range(width))
@@ -117,6 +130,11 @@ DIALECTS: dict[str, Dialect] = {"sqlite": SQLite(), "postgresql": PostgreSQL()}
 
 class Statement:
     """A named statement, rendered for every database.
+
+    NOTE: A statement that names jobs by id does not repeat the predicate of the index of open jobs (``finished_at IS
+    NULL``): with old statistics PostgreSQL would rather walk all jobs of a state there than look the ids up.  One that
+    looks for jobs by state repeats it, and so uses that index.  A time to compare an indexed column with stands in a
+    sub-select, ``(SELECT {now})``: a clock that moves while the statement runs cannot be looked up in an index.
 
     Parameters:
       name(str): What it does, for error messages.

@@ -15,7 +15,7 @@ from .types import Beat, Claimed, NewJob, Payload, Standing, Token
 
 __all__ = ["claim", "load", "locate", "record", "record_many", "release", "renew", "start"]
 
-#: How many rows one statement inserts.
+#: How many rows are sent to the database at a time.
 CHUNK = 500
 
 _COLUMNS = """id, state, queue, actor, agent, payload, parent_id, origin, created_at, publish_at, published_at,
@@ -48,24 +48,25 @@ _RECORD_UNDER = Statement(
     "record a job of a running job",
     f"""
 WITH fence AS (
- SELECT id FROM {{jobs}} WHERE id = ? AND owner = ? AND claim = ? AND state = 'active' AND finished_at IS NULL {{share}}
+ SELECT id FROM {{jobs}} WHERE id = ? AND owner = ? AND claim = ? AND state = 'active' {{share}}
 )
 {_INSERT} WHERE EXISTS (SELECT 1 FROM fence) ON CONFLICT (id) DO NOTHING RETURNING id
 """,
 )
 
-_EXISTS = Statement("look up a job", "SELECT id FROM {jobs} WHERE id = ?")
+_RUNS = Statement(
+    "look up a running job", "SELECT id FROM {jobs} WHERE id = ? AND owner = ? AND claim = ? AND state = 'active'"
+)
 
 _GRANTED = "id, claim, revision, attempt, retries, lost_claims, lost"
 
 _CLAIM = Statement(
     "claim jobs",
     f"""
+WITH {{held:job text}}
 UPDATE {{jobs}} SET state = 'active', owner = ?, claim = claim + 1, claimed_at = {{now}}, lease_until = {{now}} + ?,
- started_at = NULL, on_lost = NULL, alone = 0, publish_at = NULL,
- reason = NULL
-WHERE id IN (SELECT id FROM {{jobs}} WHERE id IN ({{rows:id text}}) ORDER BY id {{lock}})
- AND {{state}} = 'queued'
+ started_at = NULL, on_lost = NULL, alone = 0, publish_at = NULL, reason = NULL
+FROM held WHERE id = held.job AND state = 'queued'
 RETURNING {_GRANTED}
 """,
 )
@@ -73,9 +74,9 @@ RETURNING {_GRANTED}
 _CLAIM_AGAIN = Statement(
     "claim jobs again",
     f"""
+WITH {{held:job text}}
 UPDATE {{jobs}} SET lease_until = {{now}} + ?, beat = beat + 1
-WHERE id IN (SELECT id FROM {{jobs}} WHERE id IN ({{rows:id text}}) ORDER BY id {{lock}})
- AND {{state}} = 'active' AND owner = ? AND started_at IS NULL
+FROM held WHERE id = held.job AND state = 'active' AND owner = ? AND started_at IS NULL
 RETURNING {_GRANTED}
 """,
 )
@@ -86,52 +87,49 @@ _LOAD = Statement(
     "load payloads", "SELECT id, payload, options, revision, retries FROM {jobs} WHERE id IN ({rows:id text})"
 )
 
+# A start whose reply was lost may be repeated: the attempt has grown already and is returned once more.
 _START = Statement(
     "start jobs",
     """
-WITH given AS ({rows:id text, claim bigint, on_lost text, alone integer}),
-locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
-UPDATE {jobs} SET started_at = COALESCE(started_at, {now}),
- attempt = attempt + CASE WHEN started_at IS NULL THEN 1 ELSE 0 END,
- on_lost = g.on_lost, alone = g.alone, lease_until = {now} + ?, beat = beat + 1
-FROM given g JOIN locked l ON l.id = g.id
-WHERE {jobs}.id = g.id AND {jobs}.claim = g.claim AND owner = ? AND {state} = 'active'
-RETURNING {jobs}.id, attempt
+WITH {held:job text, token bigint, policy text, solitary integer}
+UPDATE {jobs} SET attempt = attempt + CASE WHEN started_at IS NULL THEN 1 ELSE 0 END,
+ started_at = COALESCE(started_at, {now}), on_lost = held.policy, alone = held.solitary, lease_until = {now} + ?,
+ beat = beat + 1
+FROM held WHERE id = held.job AND claim = held.token AND owner = ? AND state = 'active'
+RETURNING id, attempt
 """,
 )
 
 _RENEW = Statement(
     "renew leases",
     """
-WITH given AS ({rows:id text, claim bigint, started boolean}),
+WITH given AS ({rows:job text, token bigint, began boolean}),
 mine AS (
  SELECT id, claim FROM {jobs} WHERE state = 'active' AND finished_at IS NULL AND owner = ? ORDER BY id {skip}
 ),
-held AS (SELECT m.id AS id, g.id AS given, g.started AS started FROM mine m
- LEFT JOIN given g ON g.id = m.id AND g.claim = m.claim)
+held AS (
+ SELECT m.id AS job, g.job AS given, g.began AS began FROM mine m
+ LEFT JOIN given g ON g.job = m.id AND g.token = m.claim
+)
 UPDATE {jobs} SET
  lease_until = CASE WHEN held.given IS NULL THEN lease_until ELSE {now} + ? END,
  beat = beat + CASE WHEN held.given IS NULL THEN 0 ELSE 1 END,
- attempt = attempt + CASE WHEN started_at IS NULL AND held.started THEN 1 ELSE 0 END,
- on_lost = CASE WHEN started_at IS NULL AND held.started THEN 'rerun' ELSE on_lost END,
- started_at = CASE WHEN started_at IS NULL AND held.started THEN {now} ELSE started_at END
-FROM held
-WHERE held.id = {jobs}.id AND {jobs}.owner = ? AND {state} = 'active'
-RETURNING {jobs}.id, {jobs}.claim, {jobs}.started_at
+ attempt = attempt + CASE WHEN started_at IS NULL AND held.began THEN 1 ELSE 0 END,
+ on_lost = CASE WHEN started_at IS NULL AND held.began THEN 'rerun' ELSE on_lost END,
+ started_at = CASE WHEN started_at IS NULL AND held.began THEN {now} ELSE started_at END
+FROM held WHERE id = held.job AND owner = ? AND state = 'active'
+RETURNING id, claim, started_at
 """,
 )
 
 _RELEASE = Statement(
     "release claims",
     """
-WITH given AS ({rows:id text, claim bigint}),
-locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
-UPDATE {jobs} SET state = 'queued', owner = NULL, claim = {jobs}.claim + 1, claimed_at = NULL, lease_until = NULL,
+WITH {held:job text, token bigint}
+UPDATE {jobs} SET state = 'queued', owner = NULL, claim = claim + 1, claimed_at = NULL, lease_until = NULL,
  publish_at = {now}, reason = ?
-FROM given g JOIN locked l ON l.id = g.id
-WHERE {jobs}.id = g.id AND {jobs}.claim = g.claim
- AND owner = ? AND {state} = 'active' AND started_at IS NULL
-RETURNING {jobs}.id
+FROM held WHERE id = held.job AND claim = held.token AND owner = ? AND state = 'active' AND started_at IS NULL
+RETURNING id
 """,
 )
 
@@ -171,7 +169,8 @@ def record(db: Database, job: NewJob, *, under: Token | None = None) -> str:
         return "recorded" if db.fetch(_RECORD, _fields(job)) else "exists"
     if db.fetch(_RECORD_UNDER, (*under, *_fields(job))):
         return "recorded"
-    return "exists" if db.fetch(_EXISTS, (job.id,)) else "stale"
+    # A claim that is lost does not come back: what holds now, held then too.
+    return "exists" if db.fetch(_RUNS, under) else "stale"
 
 
 def record_many(db: Database, jobs: Sequence[NewJob]) -> set[str]:
@@ -187,7 +186,12 @@ def record_many(db: Database, jobs: Sequence[NewJob]) -> set[str]:
 
 def insert(db: Database, jobs: Sequence[NewJob]) -> set[str]:
     """Like :func:`record_many`, inside the caller's transaction."""
-    return {row[0] for job in sorted(jobs) for row in db.fetch(_RECORD, _fields(job))}
+    ordered = sorted(jobs, key=lambda job: job.id)
+    return {
+        row[0]
+        for start in range(0, len(ordered), CHUNK)
+        for row in db.fetch_many(_RECORD, [_fields(job) for job in ordered[start : start + CHUNK]])
+    }
 
 
 def claim(db: Database, owner: str, ids: Sequence[str], lease: int, *, again: bool = False) -> list[Claimed]:
@@ -208,11 +212,11 @@ def claim(db: Database, owner: str, ids: Sequence[str], lease: int, *, again: bo
       list[Claimed]: The claims that were granted; jobs that are missing were not claimable.
     """
     wanted = db.dialect.rows([(id,) for id in sorted(ids)], 1)
-    granted = [Claimed(*row) for row in db.fetch(_CLAIM, (owner, lease, *wanted))]
+    granted = [Claimed(*row) for row in db.fetch(_CLAIM, (*wanted, owner, lease))]
     if again and len(granted) < len(ids):
         known = {claimed.id for claimed in granted}
         rest = db.dialect.rows([(id,) for id in sorted(ids) if id not in known], 1)
-        granted += [Claimed(*row) for row in db.fetch(_CLAIM_AGAIN, (lease, *rest, owner))]
+        granted += [Claimed(*row) for row in db.fetch(_CLAIM_AGAIN, (*rest, lease, owner))]
     return granted
 
 

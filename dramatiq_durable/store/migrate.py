@@ -2,13 +2,14 @@
 
 The files under ``migrations/`` are run by peewee's runner, under a lock of the database, so that any number of
 processes may try at once and one does it.  A release works with tables that are one release newer (expand first,
-contract a release later); a migration that breaks older releases says ``BREAKING = True``.
+contract a release later); the name of a migration that breaks older releases ends in ``_breaking``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,9 @@ _DIRECTORY = Path(__file__).with_name("migrations")
 #: Any number nobody else is likely to use; PostgreSQL's advisory locks are shared by a whole database.
 _LOCK_KEY = 7_361_920_144
 
+#: How long to wait for another process that migrates the same file (seconds).
+LOCK_WAIT = 60.0
+
 _APPLIED = Statement("read the applied migrations", f"SELECT name FROM {HISTORY} ORDER BY name")
 
 
@@ -36,7 +40,7 @@ def apply(peewee: Any, templates: Sequence[str]) -> None:
     """Run the statements of one migration.  Called by the migration files."""
     dialect = DIALECTS["sqlite" if "Sqlite" in type(peewee).__name__ else "postgresql"]
     for template in templates:
-        peewee.execute_sql(dialect.render(template).replace("%%", "%"))
+        peewee.execute_sql(dialect.render(template))
 
 
 def _files() -> dict[str, Path]:
@@ -92,8 +96,7 @@ def require_current(db: Database) -> None:
     if any(name.endswith("_breaking") for name in foreign):
         raise SchemaTooNew(
             f"The tables of the record at {db.safe_url} are too new for this release ({', '.join(foreign)}). "
-            f"Nothing was "
-            "started. Upgrade dramatiq-durable."
+            "Nothing was started. Upgrade dramatiq-durable."
         )
 
 
@@ -131,41 +134,53 @@ def downgrade(db: Database, target: str | None = None) -> list[str]:
 
 @contextlib.contextmanager
 def _locked(db: Database) -> Iterator[Any]:
-    """Give out peewee's runner while no other process migrates."""
-    from playhouse.migrations import Runner
+    """Give out peewee's runner, on a connection of its own, while no other process migrates."""
+    from playhouse.migrations import MigrationError, Runner
 
-    peewee = db.peewee
+    peewee = db.opener()
     try:
-        peewee.connect(reuse_if_open=True)
-        if db.dialect.name == "sqlite":
-            # A table cannot be rebuilt while foreign keys are checked, and the pragma does nothing in a transaction.
-            peewee.execute_sql("PRAGMA foreign_keys = 0")
-            with _exclusive(peewee):
-                yield Runner(peewee, str(_DIRECTORY), table_name=HISTORY)
-        else:
-            peewee.execute_sql("SELECT pg_advisory_lock(%s)", (_LOCK_KEY,))
-            try:
-                yield Runner(peewee, str(_DIRECTORY), table_name=HISTORY)
-            finally:
-                peewee.execute_sql("SELECT pg_advisory_unlock(%s)", (_LOCK_KEY,))
+        with _exclusive(peewee) if db.dialect.name == "sqlite" else _advisory(peewee):
+            yield Runner(peewee, str(_DIRECTORY), table_name=HISTORY)
     except StoreError:
         raise
+    except MigrationError as e:
+        raise StoreError(f"The tables cannot be brought there: {str(e).rstrip('.')}.") from e
     except Exception as e:
         raise translate(e, "migrate") from e
     finally:
-        peewee.close()
+        # Also gives back the lock: it belongs to the connection.
+        with contextlib.suppress(Exception):
+            peewee.close()
+
+
+@contextlib.contextmanager
+def _advisory(peewee: Any) -> Iterator[None]:
+    peewee.connect()
+    peewee.execute_sql("SELECT pg_advisory_lock(%s)", (_LOCK_KEY,))
+    yield
 
 
 @contextlib.contextmanager
 def _exclusive(peewee: Any) -> Iterator[None]:
-    for attempt in range(20):
+    deadline = time.monotonic() + LOCK_WAIT
+    while True:
         try:
+            peewee.connect(reuse_if_open=True)
+            # A table cannot be rebuilt while foreign keys are checked, and the pragma does nothing in a transaction.
+            peewee.execute_sql("PRAGMA foreign_keys = 0")
             context = peewee.atomic("EXCLUSIVE")
             context.__enter__()
             break
         except Exception as e:
-            if attempt == 19 or not is_conflict(e):
+            if time.monotonic() > deadline or not is_conflict(e):
                 raise
+        time.sleep(0.02)
+    with _entered(context):
+        yield
+
+
+@contextlib.contextmanager
+def _entered(context: Any) -> Iterator[None]:
     try:
         yield
     except BaseException as e:

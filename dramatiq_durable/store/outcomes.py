@@ -14,21 +14,22 @@ from .types import Outcome
 __all__ = ["mark_stored", "pending_results", "settle"]
 
 # The parameters of a fence: id, claim, owner.
-_FENCE = "id = ? AND claim = ? AND owner = ? AND state = 'active' AND finished_at IS NULL"
+_FENCE = "id = ? AND claim = ? AND owner = ? AND state = 'active'"
 
 # A run that was not started strictly counts its attempt with its outcome.
 _COUNT = "attempt = attempt + CASE WHEN started_at IS NULL THEN 1 ELSE 0 END"
 
+# Jobs of one transaction are locked together, in the order of their ids, before the first is written.
+_LOCK = Statement("lock jobs", "WITH {held:job text} SELECT COUNT(*) FROM held")
+
 _COMPLETE = Statement(
     "complete jobs",
     f"""
-WITH given AS ({{rows:id text, claim bigint, ran_for bigint}}),
-locked AS (SELECT j.id FROM {{jobs}} j JOIN given g ON g.id = j.id ORDER BY j.id {{lock:j}})
+WITH {{held:job text, token bigint, ran_for bigint}}
 UPDATE {{jobs}} SET state = 'completed', finished_at = {{now}}, lease_until = NULL, reason = NULL, {_COUNT},
- started_at = COALESCE(started_at, {{now}} - g.ran_for)
-FROM given g JOIN locked l ON l.id = g.id
-WHERE {{jobs}}.id = g.id AND {{jobs}}.claim = g.claim AND owner = ? AND {{state}} = 'active'
-RETURNING {{jobs}}.id
+ started_at = COALESCE(started_at, {{now}} - held.ran_for)
+FROM held WHERE id = held.job AND claim = held.token AND owner = ? AND state = 'active'
+RETURNING id
 """,
 )
 
@@ -62,7 +63,7 @@ _RETRY = Statement(
     f"""
 UPDATE {{jobs}} SET state = CASE WHEN CAST(? AS BIGINT) > 0 THEN 'scheduled' ELSE 'queued' END,
  publish_at = {{now}} + CAST(? AS BIGINT), owner = NULL, claim = claim + 1, claimed_at = NULL, lease_until = NULL,
- {_COUNT},
+ attempt = attempt + CASE WHEN started_at IS NULL THEN CAST(? AS INTEGER) ELSE 0 END,
  started_at = NULL, on_lost = NULL, retries = retries + CAST(? AS INTEGER), reason = ?,
  options = COALESCE(CAST(? AS {{blob}}), options), payload = COALESCE(CAST(? AS {{blob}}), payload),
  revision = revision + CAST(? AS INTEGER)
@@ -121,16 +122,23 @@ ON CONFLICT (job_id, key) DO UPDATE SET value = excluded.value, ttl = excluded.t
 """,
 )
 
-# What an earlier call, whose reply was lost, has written: a final row keeps owner and claim, and any other end of a
-# started run keeps its attempt.
+# What an earlier call, whose reply was lost, has written.  A final row keeps owner and claim, and any other end of a
+# started run keeps its attempt.  A claim that was given back or parked leaves no trace but the row: if that has moved
+# on, it makes no difference who did it.
 _SETTLED = Statement(
     "recognise outcomes that are written",
     """
-SELECT g.id FROM ({rows:id text, claim bigint}) g
-WHERE EXISTS (SELECT 1 FROM {jobs} j WHERE j.id = g.id AND j.claim = g.claim AND j.owner = ? AND j.finished_at IS NOT
-NULL)
- OR EXISTS (SELECT 1 FROM {attempts} a WHERE a.job_id = g.id AND a.claim = g.claim AND a.owner = ? AND a.ended <>
- 'lost')
+SELECT given.job FROM ({rows:job text, token bigint, kind text}) given
+WHERE EXISTS (
+  SELECT 1 FROM {jobs} j WHERE j.id = given.job AND (
+   j.claim = given.token AND j.owner = ? AND j.state IN ('completed', 'failed', 'cancelled')
+   OR j.claim = given.token + 1 AND j.owner IS NULL
+    AND (given.kind = 'parked' AND j.state = 'parked' OR given.kind = 'released' AND j.state = 'queued')
+  )
+ ) OR EXISTS (
+  SELECT 1 FROM {attempts} a
+  WHERE a.job_id = given.job AND a.claim = given.token AND a.owner = ? AND a.ended = given.kind
+ )
 """,
 )
 
@@ -170,32 +178,42 @@ def settle(db: Database, owner: str, outcomes: Sequence[Outcome], *, max_interru
     """
     ordered = sorted(outcomes, key=lambda outcome: outcome.id)
     if all(o.kind == "completed" and not o.follow_ups and not o.results for o in ordered):
-        # The usual case needs one statement, which is a transaction of its own.
-        return _settle(db, owner, ordered, max_interruptions)
+        # One statement is a transaction of its own.
+        accepted = _complete(db, owner, [(o.id, o.claim, o.ran_for) for o in ordered])
+        return accepted | _recognised(db, owner, [o for o in ordered if o.id not in accepted])
     return db.run(lambda: _settle(db, owner, ordered, max_interruptions))
 
 
 def _settle(db: Database, owner: str, outcomes: list[Outcome], max_interruptions: int) -> set[str]:
     completed = [(o.id, o.claim, o.ran_for) for o in outcomes if o.kind == "completed"]
-    accepted: set[str] = set()
-    if completed:
-        accepted = {row[0] for row in db.fetch(_COMPLETE, (*db.dialect.rows(completed, 3), owner))}
-    for outcome in outcomes:
-        if outcome.kind != "completed":
-            rows = _end(db, owner, outcome, max_interruptions)
-            if rows:
-                accepted.add(outcome.id)
-                _keep_attempt(db, owner, outcome, rows[0][0])
-    for outcome in outcomes:
-        if outcome.id in accepted:
-            if outcome.follow_ups:
-                jobs.insert(db, outcome.follow_ups)
-            for result in outcome.results:
-                db.execute(_RESULT, (outcome.id, *result))
-    refused = [(o.id, o.claim) for o in outcomes if o.id not in accepted]
-    if refused:
-        accepted.update(row[0] for row in db.fetch(_SETTLED, (*db.dialect.rows(refused, 2), owner, owner)))
-    return accepted
+    others = [o for o in outcomes if o.kind != "completed"]
+    if others and len(outcomes) > 1:
+        db.fetch(_LOCK, db.dialect.rows([(o.id,) for o in outcomes], 1))
+    accepted = _complete(db, owner, completed)
+    for outcome in others:
+        rows = _end(db, owner, outcome, max_interruptions)
+        if rows:
+            accepted.add(outcome.id)
+            _keep_attempt(db, owner, outcome, rows[0][0])
+    written = [o for o in outcomes if o.id in accepted]
+    jobs.insert(db, [follow_up for o in written for follow_up in o.follow_ups])
+    results = [(o.id, *result) for o in written for result in o.results]
+    if results:
+        db.execute_many(_RESULT, results)
+    return accepted | _recognised(db, owner, [o for o in outcomes if o.id not in accepted])
+
+
+def _complete(db: Database, owner: str, completed: list[tuple[str, int, int]]) -> set[str]:
+    if not completed:
+        return set()
+    return {row[0] for row in db.fetch(_COMPLETE, (*db.dialect.rows(completed, 3), owner))}
+
+
+def _recognised(db: Database, owner: str, refused: list[Outcome]) -> set[str]:
+    if not refused:
+        return set()
+    given = db.dialect.rows([(o.id, o.claim, o.kind) for o in refused], 3)
+    return {row[0] for row in db.fetch(_SETTLED, (*given, owner, owner))}
 
 
 def _end(db: Database, owner: str, outcome: Outcome, max_interruptions: int) -> list[tuple[Any, ...]]:
@@ -209,6 +227,7 @@ def _end(db: Database, owner: str, outcome: Outcome, max_interruptions: int) -> 
         values = (
             outcome.delay,
             outcome.delay,
+            int(outcome.started),
             int(outcome.counted),
             outcome.reason,
             outcome.options,

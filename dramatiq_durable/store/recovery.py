@@ -30,10 +30,12 @@ _NEXT_DUE = Statement("look for due jobs", "SELECT MIN(publish_at) - {now} FROM 
 _TAKE_DUE = Statement(
     "take due jobs",
     """
+WITH due AS (
+ SELECT id AS job FROM {jobs} WHERE publish_at <= (SELECT {now}) ORDER BY publish_at, id LIMIT ? {skip}
+)
 UPDATE {jobs} SET state = 'queued', publish_at = NULL, published_at = {now}, publishes = publishes + 1,
  broker_ref = id || '.' || (publishes + 1)
-WHERE id IN (SELECT id FROM {jobs} WHERE publish_at <= {now} ORDER BY publish_at, id LIMIT ? {skip})
- AND publish_at <= {now} AND state IN ('scheduled', 'queued')
+FROM due WHERE id = due.job AND state IN ('scheduled', 'queued') AND publish_at IS NOT NULL
 RETURNING id, queue, payload, options, revision, retries, broker_ref, created_at
 """,
 )
@@ -41,13 +43,10 @@ RETURNING id, queue, payload, options, revision, retries, broker_ref, created_at
 _UNPUBLISH = Statement(
     "note that the broker did not take jobs",
     """
-WITH given AS ({rows:id text, broker_ref text}),
-locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
+WITH {held:job text, ref text}
 UPDATE {jobs} SET publish_at = {now} + CAST(? AS BIGINT), published_at = NULL
-FROM given g JOIN locked l ON l.id = g.id
-WHERE {jobs}.id = g.id AND {jobs}.broker_ref = g.broker_ref
- AND {state} = 'queued' AND publish_at IS NULL
-RETURNING {jobs}.id
+FROM held WHERE id = held.job AND broker_ref = held.ref AND state = 'queued' AND publish_at IS NULL
+RETURNING id
 """,
 )
 
@@ -56,7 +55,7 @@ _WAITING = Statement(
     """
 SELECT id, queue, broker_ref FROM {jobs}
 WHERE state = 'queued' AND finished_at IS NULL AND id > ? AND publish_at IS NULL
- AND published_at <= {now} - CAST(? AS BIGINT)
+ AND published_at <= (SELECT {now} - CAST(? AS BIGINT))
 ORDER BY id LIMIT ?
 """,
 )
@@ -64,13 +63,11 @@ ORDER BY id LIMIT ?
 _PUT_BACK = Statement(
     "put lost jobs back",
     """
-WITH given AS ({rows:id text, broker_ref text}),
-locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
+WITH {held:job text, ref text}
 UPDATE {jobs} SET publish_at = {now}, put_back = put_back + 1
-FROM given g JOIN locked l ON l.id = g.id
-WHERE {jobs}.id = g.id AND {jobs}.broker_ref = g.broker_ref
- AND {state} = 'queued' AND publish_at IS NULL
-RETURNING {jobs}.id
+FROM held WHERE id = held.job AND COALESCE(broker_ref, '') = COALESCE(held.ref, '') AND state = 'queued'
+ AND publish_at IS NULL
+RETURNING id
 """,
 )
 
@@ -83,22 +80,16 @@ WHERE state = 'active' AND finished_at IS NULL ORDER BY id
 )
 
 # The lease of each given row has stood still since it was watched, and has run out.
-_OVERDUE = """
-WITH given AS ({rows:id text, claim bigint, beat bigint}),
-locked AS (SELECT j.id FROM {jobs} j JOIN given g ON g.id = j.id ORDER BY j.id {lock:j})
-"""
-_STILL = """
-id IN (SELECT id FROM locked) AND (id, claim, beat) IN (SELECT id, claim, beat FROM given)
- AND {state} = 'active' AND {expired}
-"""
+_WATCHED = "{held:job text, token bigint, seen bigint}"
+_STILL = "id = held.job AND claim = held.token AND beat = held.seen AND state = 'active' AND {expired}"
 
 _REAP_CLAIMED = Statement(
     "queue jobs again whose worker was lost before it began",
     f"""
-{_OVERDUE}
+WITH {_WATCHED}
 UPDATE {{jobs}} SET state = 'queued', owner = NULL, claim = claim + 1, claimed_at = NULL, lease_until = NULL,
  lost_claims = lost_claims + 1, put_back = put_back + 1, publish_at = {{now}}, reason = 'lease_expired'
-WHERE {_STILL} AND started_at IS NULL
+FROM held WHERE {_STILL} AND started_at IS NULL
 RETURNING id
 """,
 )
@@ -106,11 +97,12 @@ RETURNING id
 _NOTE_LOST = Statement(
     "keep the evidence of lost runs",
     f"""
-{_OVERDUE}
+WITH {_WATCHED}
 INSERT INTO {{attempts}} (job_id, claim, attempt, owner, started_at, ended_at, ended, error_type, error_message,
-traceback) SELECT id, claim, attempt, owner, started_at, {{now}}, 'lost', 'WorkerLost',
+ traceback)
+SELECT id, claim, attempt, owner, started_at, {{now}}, 'lost', 'WorkerLost',
  'The worker process stopped renewing its lease while the actor ran: it was killed, or cut off from the database.', ''
-FROM {{jobs}} WHERE {_STILL} AND started_at IS NOT NULL
+FROM held JOIN {{jobs}} ON {_STILL} WHERE started_at IS NOT NULL
 ON CONFLICT (job_id, claim) DO NOTHING
 """,
 )
@@ -124,7 +116,7 @@ _FATE = """CASE WHEN on_lost = 'fail' OR alone = 1 AND lost + 1 >= (SELECT most 
 _REAP_STARTED = Statement(
     "decide about jobs whose worker was lost while it ran",
     f"""
-{_OVERDUE}, cap AS (SELECT CAST(? AS INTEGER) AS most)
+WITH {_WATCHED}, cap AS (SELECT CAST(? AS INTEGER) AS most)
 UPDATE {{jobs}} SET state = {_FATE},
  finished_at = CASE {_FATE} WHEN 'failed' THEN {{now}} END,
  publish_at = CASE {_FATE} WHEN 'queued' THEN {{now}} END,
@@ -134,7 +126,7 @@ UPDATE {{jobs}} SET state = {_FATE},
  retries = retries + CASE {_FATE} WHEN 'queued' THEN 1 ELSE 0 END,
  put_back = put_back + CASE {_FATE} WHEN 'queued' THEN 1 ELSE 0 END,
  lost = lost + 1, claim = claim + 1, lease_until = NULL, reason = 'worker_lost'
-WHERE {_STILL} AND started_at IS NOT NULL
+FROM held WHERE {_STILL} AND started_at IS NOT NULL
 RETURNING state
 """,
 )
@@ -142,11 +134,12 @@ RETURNING state
 _UNPARK = Statement(
     "queue parked jobs that can run now",
     """
-UPDATE {jobs} SET state = 'queued', publish_at = {now}, reason = NULL
-WHERE id IN (
-  SELECT id FROM {jobs} WHERE state = 'parked' AND finished_at IS NULL AND reason = 'unknown_actor'
-   AND actor IN ({rows:actor text}) ORDER BY id LIMIT ? {skip}
- ) AND state = 'parked' AND finished_at IS NULL
+WITH known AS (
+ SELECT id AS job FROM {jobs} WHERE state = 'parked' AND finished_at IS NULL AND reason = 'unknown_actor'
+  AND actor IN ({rows:name text}) ORDER BY id LIMIT ? {skip}
+)
+UPDATE {jobs} SET state = 'queued', publish_at = {now}, reason = NULL FROM known WHERE id = known.job
+ AND state = 'parked'
 RETURNING id
 """,
 )
