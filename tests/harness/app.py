@@ -145,6 +145,18 @@ def held_flaky(name: str) -> None:
         raise RuntimeError("failed while the broker was away")
 
 
+@dramatiq.actor
+def again(times: int) -> None:
+    """Enqueues its own message until it has run *times* times."""
+    journal.note("begin", me())
+    message = CurrentMessage.get_current_message()
+    assert message is not None
+    runs = journal.count("begin", me())
+    journal.note("end", me())
+    if runs < times:
+        broker.enqueue(message._message, delay=100)
+
+
 @dramatiq.actor(max_retries=3)
 def poison() -> None:
     journal.note("begin", me())
@@ -182,6 +194,21 @@ def parent(children: int, name: str) -> None:
     journal.note("sent", me())
     wait_for(name)
     journal.note("end", me())
+
+
+@dramatiq.actor(max_retries=3, min_backoff=100, max_backoff=200)
+def late_parent(children: int, name: str) -> None:
+    """Sends its children when a file appears."""
+    journal.note("begin", me())
+    wait_for(name)
+    try:
+        for i in range(children):
+            quick.send(i)
+    except Exception as e:
+        journal.note("raised", me(), type(e).__name__)
+        raise
+    finally:
+        journal.note("end", me())
 
 
 @dramatiq.actor
