@@ -11,7 +11,8 @@ from typing import Any
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
-from dramatiq.middleware import AsyncIO, CurrentMessage, Middleware
+from dramatiq.middleware import AsyncIO, CurrentMessage, GroupCallbacks, Middleware, SkipMessage
+from dramatiq.rate_limits.backends import RedisBackend as RateLimiterBackend
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
@@ -32,12 +33,22 @@ class Gate(Middleware):
                 time.sleep(0.02)
 
 
+class Skipper(Middleware):
+    """Skips messages that ask for it."""
+
+    def before_process_message(self, broker: dramatiq.Broker, message: dramatiq.broker.MessageProxy) -> None:
+        if message.options.get("skip_me"):
+            raise SkipMessage("as asked")
+
+
 broker = RedisBroker(url=os.environ["DURABLE_TEST_REDIS"])
 results = RedisBackend(url=os.environ["DURABLE_TEST_REDIS"])
 broker.add_middleware(Results(backend=results))
 broker.add_middleware(CurrentMessage())
 broker.add_middleware(AsyncIO())
+broker.add_middleware(GroupCallbacks(RateLimiterBackend(url=os.environ["DURABLE_TEST_REDIS"])))
 broker.add_middleware(Gate())
+broker.add_middleware(Skipper())
 if os.environ.get("DURABLE_TEST_PROMETHEUS") == "1":
     from dramatiq.middleware.prometheus import Prometheus
 
@@ -214,6 +225,17 @@ def late_parent(children: int, name: str) -> None:
 @dramatiq.actor
 def note_success(message: dict[str, Any], result: Any) -> None:
     journal.note("on_success", message["message_id"], result)
+
+
+@dramatiq.actor
+def note_exhausted(message: dict[str, Any], retries: dict[str, Any]) -> None:
+    journal.note("exhausted", message["message_id"], retries)
+
+
+@dramatiq.actor(queue_name="elsewhere", priority=5)
+def elsewhere(value: Any) -> None:
+    journal.note("begin", me())
+    journal.note("end", me(), value)
 
 
 @dramatiq.actor
