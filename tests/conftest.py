@@ -49,7 +49,7 @@ def postgres_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """
     given = os.environ.get("DURABLE_TEST_POSTGRES_URL")
     if given:
-        yield from _database_on(given)
+        yield from database_on(given)
         return
     server: Postgres = request.getfixturevalue("postgres")
     url = server.create()
@@ -66,7 +66,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
-def _database_on(url: str) -> Iterator[str]:
+def database_on(url: str) -> Iterator[str]:
     import psycopg
 
     name = f"durable_test_{uuid.uuid4().hex}"

@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["DIALECTS", "Dialect", "PostgreSQL", "SQLite", "Statement"]
+__all__ = ["DIALECTS", "Dialect", "PostgreSQL", "SQLite", "Statement", "storable"]
 
 #: Every table of the record carries this prefix, so that it can live beside an application's own tables.
 PREFIX = "durable_"
@@ -147,3 +147,8 @@ class Statement:
         self.name = name
         self.writes = not template.lstrip().upper().startswith("SELECT")
         self.texts = {kind: dialect.render(template) for kind, dialect in DIALECTS.items()}
+
+
+def storable(text: str) -> str:
+    """Return *text* without what databases refuse in a text: NUL, and halves of surrogate pairs."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "backslashreplace").decode()

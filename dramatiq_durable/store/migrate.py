@@ -101,13 +101,26 @@ def require_current(db: Database) -> None:
 
 
 def sql(db: Database) -> str:
-    """Return the SQL of the pending migrations, to be read or run by hand."""
-    parts = []
-    for name in check(db):
-        module = _load(name)
+    """Return the SQL of the pending migrations, to be read or run by hand; it notes that they are applied."""
+    pending = check(db)
+    if not pending:
+        return ""
+    parts = ["BEGIN;", *_history(db.dialect.name)]
+    for name in pending:
         parts.append(f"-- {name}")
-        parts += [db.dialect.render(template).replace("%%", "%").strip() + ";" for template in module.UP]
-    return "\n\n".join(parts) + "\n" if parts else ""
+        parts += [db.dialect.render(template).replace("%%", "%").strip() + ";" for template in _load(name).UP]
+        parts.append(f"INSERT INTO {HISTORY} (name, applied) VALUES ('{name}', CURRENT_TIMESTAMP);")
+    return "\n\n".join([*parts, "COMMIT;"]) + "\n"
+
+
+def _history(kind: str) -> list[str]:
+    """Return the statements that make the table of applied migrations, as peewee's runner makes it."""
+    id, time = ("INTEGER", "DATETIME") if kind == "sqlite" else ("SERIAL", "TIMESTAMP")
+    return [
+        f"CREATE TABLE IF NOT EXISTS {HISTORY} (id {id} NOT NULL PRIMARY KEY, name VARCHAR(255) NOT NULL, "
+        f"applied {time} NOT NULL);",
+        f"CREATE UNIQUE INDEX IF NOT EXISTS {HISTORY}_name ON {HISTORY} (name);",
+    ]
 
 
 def upgrade(db: Database, target: str | None = None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import jobs
 from .database import Database
-from .dialects import Statement
+from .dialects import Statement, storable
 from .types import Outcome
 
 __all__ = ["mark_stored", "pending_results", "settle"]
@@ -246,16 +246,11 @@ def _keep_attempt(db: Database, owner: str, outcome: Outcome, attempt: int) -> N
     """Keep a row of every run that did not succeed, and of claims that ended with evidence."""
     if not outcome.started and outcome.evidence is None:
         return
-    evidence = outcome.evidence or (None, None, None)
+    evidence = (None, None, None) if outcome.evidence is None else map(storable, outcome.evidence)
     db.execute(
         _ATTEMPT,
-        (outcome.id, outcome.claim, attempt, owner, _HOST, outcome.ran_for, outcome.kind, *map(_clean, evidence)),
+        (outcome.id, outcome.claim, attempt, owner, _HOST, outcome.ran_for, outcome.kind, *evidence),
     )
-
-
-def _clean(text: str | None) -> str | None:
-    """PostgreSQL takes no NUL in text."""
-    return None if text is None else text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
 def pending_results(db: Database, older_than: int, limit: int) -> list[tuple[str, str, bytes, int]]:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from .database import Database
-from .dialects import Statement
+from .dialects import Statement, storable
 from .types import ActiveRow, Due, Reaped, Waiting, WorkerInfo
 
 __all__ = [
@@ -305,7 +305,7 @@ def resign(db: Database, name: str, owner: str) -> None:
 def keep_undecodable(db: Database, queue: str, payload: bytes, error: str, broker_ref: str | None) -> None:
     """Keep the bytes of a message that cannot be decoded; the same bytes are kept once and counted."""
     digest = hashlib.sha256(queue.encode() + b"\0" + payload).hexdigest()
-    db.execute(_UNDECODABLE, (digest, queue, payload, broker_ref, error.replace("\x00", "")))
+    db.execute(_UNDECODABLE, (digest, queue, payload, broker_ref, storable(error)))
 
 
 def enlist(db: Database, worker: WorkerInfo) -> None:

@@ -61,6 +61,8 @@ def _sqlite(url: str, path: str, netloc: str, busy_timeout: int) -> Database:
             f"SQLite {sqlite3.sqlite_version} is too old: {'.'.join(map(str, SQLITE_VERSION))} or newer is needed. It "
             "comes with Python: use a newer one, or PostgreSQL."
         )
+    # The process may change its directory before the first connection is opened, or between two.
+    name = os.path.abspath(name)
     # FULL: with NORMAL the last commits may be gone after a power cut.
     pragmas = {"journal_mode": "wal", "synchronous": "full", "foreign_keys": 1}
 
