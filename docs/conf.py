@@ -26,3 +26,4 @@ napoleon_custom_sections = [("Actor options", "params_style")]
 html_theme = "furo"
 html_title = "dramatiq-durable"
 html_static_path = ["_static"]
+html_css_files = ["durable.css"]

@@ -1,14 +1,71 @@
-"""The Python snippets of these pages are tests: each page is one story, run in a directory of its own."""
+"""The snippets of these pages are tests: each page is one story, run in a directory of its own.
+
+Python fences are executed.  Console fences are typed: after each line that begins with ``$`` stands what the command
+really prints, with ``...`` for lines left out; ids, times and process numbers may differ.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
-from sybil import Sybil
-from sybil.parsers.myst import PythonCodeBlockParser
+from sybil import Example, Sybil
+from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser
+
+ROOT = Path(__file__).parents[1]
+
+UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+
+#: What differs from run to run, as it looks in any run.
+VARIES = [UUID, r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00", r"worker [0-9a-f]{8}", r"\b[\d.]+ (?:ms|s|min|h)\b"]
+VARIES += [r"worker +[0-9a-f]{8}"]
+_VARIES = re.compile("|".join(f"({pattern})" for pattern in VARIES) + r"|(\.\.\.)|(\s+)")
+
+
+def _pattern(shown: str) -> str:
+    """Make a regular expression of what a page shows."""
+    parts, end = [], 0
+    for match in _VARIES.finditer(shown.strip()):
+        parts.append(re.escape(shown.strip()[end : match.start()]))
+        kind = match.lastindex or 0
+        if kind == 1:
+            parts.append(f"({UUID})")
+        elif kind <= len(VARIES):
+            parts.append(VARIES[kind - 1].replace(" ", r"\s+"))
+        else:
+            parts.append(".*?" if kind == len(VARIES) + 1 else r"\s+")
+        end = match.end()
+    return "".join([*parts, re.escape(shown.strip()[end:])])
+
+
+def _type(example: Example) -> str | None:
+    """Run the commands of a console fence and compare what they print; return what is wrong."""
+    ids: dict[str, str] = example.namespace.setdefault("_ids", {})
+    for block in re.split(r"^\$ ", example.parsed, flags=re.M)[1:]:
+        line, _, shown = block.partition("\n")
+        words = [ids.get(word, word) for word in shlex.split(line)]
+        if words[0] != "dramatiq-durable":
+            return f"only dramatiq-durable can be typed here, not {words[0]!r}"
+        done = subprocess.run(
+            [sys.executable, "-m", "dramatiq_durable", *words[1:]],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "88", "TZ": "UTC"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        printed = done.stdout + done.stderr
+        match = re.fullmatch(_pattern(shown), printed.strip(), re.S)
+        if match is None:
+            return f"$ {line}\nprints\n{printed}"
+        ids.update(zip(re.findall(UUID, shown), match.groups(), strict=True))
+    return None
 
 
 def _enter(namespace: dict[str, Any]) -> None:
@@ -26,5 +83,9 @@ def _leave(namespace: dict[str, Any]) -> None:
 
 
 pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser()], pattern="**/*.md", setup=_enter, teardown=_leave
+    parsers=[PythonCodeBlockParser(), CodeBlockParser(language="console", evaluator=_type)],
+    patterns=["*.md", "**/*.md"],
+    excludes=["_build/**"],
+    setup=_enter,
+    teardown=_leave,
 ).pytest()

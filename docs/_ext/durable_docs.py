@@ -1,21 +1,42 @@
-"""Pages and pictures that are made from the code: the state table and its drawing, the errors, the settings."""
+"""Pages and pictures that are made from the code: the state table and its drawing, errors, settings, commands."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import re
+import typing
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
+from state_drawing import draw
 
-import dramatiq_durable.errors as errors
-from dramatiq_durable.settings import Settings
+from dramatiq_durable import errors, settings, states
+from dramatiq_durable.settings import PREFIX, Settings
 from dramatiq_durable.states import TRANSITIONS
 
+#: What is set as code wherever it stands in a text: options, variables, file names, names with an underscore or call.
+_CODE = re.compile(r"(``[^`]+``|--[a-z][a-z-]+|\bDRAMATIQ_\w+|(?<!\w)\.env\b|\b\w+\(\)|\b[a-z]+_[a-z_]+\b)")
 
-def _table(head: list[str], rows: list[list[nodes.Node | str]]) -> nodes.table:
+
+def _text(words: str) -> nodes.paragraph:
+    """A paragraph in which names of code are set as code."""
+    paragraph = nodes.paragraph()
+    for i, part in enumerate(_CODE.split(" ".join(words.split()))):
+        if part:
+            paragraph += nodes.literal(text=part.strip("`")) if i % 2 else nodes.Text(part)
+    return paragraph
+
+
+def _code(text: str) -> nodes.paragraph:
+    paragraph = nodes.paragraph()
+    paragraph += nodes.literal(text=text)
+    return paragraph
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[nodes.Node | str]]) -> nodes.table:
     table = nodes.table()
     group = nodes.tgroup(cols=len(head))
     table += group
@@ -27,151 +48,146 @@ def _table(head: list[str], rows: list[list[nodes.Node | str]]) -> nodes.table:
             row = nodes.row()
             for cell in line:
                 entry = nodes.entry()
-                entry += cell if isinstance(cell, nodes.Node) else nodes.paragraph(text=cell)
+                entry += cell if isinstance(cell, nodes.Node) else _text(cell)
                 row += entry
             part += row
         group += part
     return table
 
 
-def _code(text: str) -> nodes.paragraph:
-    paragraph = nodes.paragraph()
-    paragraph += nodes.literal(text=text)
-    return paragraph
+def _entries(entries: Sequence[tuple[str, str, str, str]]) -> nodes.definition_list:
+    """A list of names, each with its anchor, a note beside it and what it means."""
+    found = nodes.definition_list(classes=["durable-entries"])
+    for anchor, name, note, meaning in entries:
+        item = nodes.definition_list_item()
+        term = nodes.term(ids=[anchor])
+        term += nodes.literal(text=name)
+        term += nodes.inline(text=note, classes=["durable-note"])
+        definition = nodes.definition()
+        definition += _text(meaning)
+        item += [term, definition]
+        found += item
+    return found
 
 
-class Transitions(Directive):
-    """``.. durable-transitions::`` – the state table."""
+def _section(anchor: str, title: str) -> nodes.section:
+    section = nodes.section(ids=[anchor], names=[anchor])
+    section += nodes.title(text=title)
+    return section
+
+
+class _FromCode(Directive):
+    """A directive whose page is built again when the code has changed."""
+
+    sources: tuple[Any, ...] = ()
 
     def run(self) -> list[nodes.Node]:
+        for source in (inspect.getmodule(type(self)), *self.sources):
+            self.state.document.settings.record_dependencies.add(inspect.getfile(source))
+        return list(self.make())
+
+    def make(self) -> Iterator[nodes.Node]:
+        raise NotImplementedError
+
+
+class Transitions(_FromCode):
+    """``durable-transitions``: the state table."""
+
+    sources = (states,)
+
+    def make(self) -> Iterator[nodes.Node]:
         rows = [[_code(t.source), _code(t.target), t.who, t.why] for t in TRANSITIONS]
-        return [_table(["from", "to", "who", "when"], rows)]
+        yield _table(["from", "to", "who", "when"], rows)
 
 
-#: Where the boxes of the drawing stand: column and row.
-_PLACES = {
-    "scheduled": (0, 1),
-    "queued": (1, 1),
-    "claimed": (2, 1),
-    "started": (3, 1),
-    "completed": (4, 1),
-    "parked": (1, 0),
-    "denied": (2, 0),
-    "in_doubt": (3, 0),
-    "failed": (4, 0),
-    "cancelled": (4, 2),
-}
-_WIDTH, _HEIGHT, _X, _Y = 104, 34, 150, 110
+class StateDrawing(_FromCode):
+    """``durable-states``: the state table, drawn."""
+
+    sources = (states, draw)
+
+    def make(self) -> Iterator[nodes.Node]:
+        yield nodes.raw("", draw(), format="html")
 
 
-def _centre(state: str) -> tuple[float, float]:
-    column, row = _PLACES[state]
-    return 70 + column * _X, 50 + row * _Y
+class Errors(_FromCode):
+    """``durable-errors``: a section for each error, its code as the anchor."""
+
+    sources = (errors,)
+
+    def make(self) -> Iterator[nodes.Node]:
+        kinds = sorted((getattr(errors, name) for name in errors.__all__), key=lambda kind: kind.code)
+        for kind in kinds:
+            section = _section(kind.code.lower(), f"{kind.code} {kind.__name__}")
+            section += _text(inspect.cleandoc(kind.__doc__).split("\n\n")[0])
+            parents = [base for base in kind.__bases__ if base in kinds or base.__module__ == "builtins"]
+            if parents:
+                section += _text(f"A kind of {' and '.join(f'``{base.__name__}``' for base in parents)}.")
+            yield section
 
 
-def _drawing() -> str:
-    """Draw the state table; colours follow the text, so that it reads in light and dark."""
-    parts = [
-        '<svg viewBox="0 0 780 330" role="img" aria-label="States of a job and the moves between them" '
-        'style="max-width:100%;height:auto;color:var(--color-foreground-primary,currentColor)" '
-        'xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="13">',
-        '<defs><marker id="dd-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" '
-        'orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="currentColor"/></marker></defs>',
-    ]
-    pairs = {(t.source, t.target) for t in TRANSITIONS if t.source in _PLACES and t.target in _PLACES}
-    for source, target in sorted(pairs):
-        (x1, y1), (x2, y2) = _centre(source), _centre(target)
-        parts.append(_edge(x1, y1, x2, y2, (target, source) in pairs))
-    for state in _PLACES:
-        x, y = _centre(state)
-        dash = ' stroke-dasharray="4 3"' if state in ("claimed", "started") else ""
-        parts.append(
-            f'<rect x="{x - _WIDTH / 2}" y="{y - _HEIGHT / 2}" width="{_WIDTH}" height="{_HEIGHT}" rx="8" '
-            f'fill="var(--color-background-secondary,#f8f9fb)" stroke="currentColor"{dash}/>'
-            f'<text x="{x}" y="{y + 5}" text-anchor="middle" fill="currentColor">{state}</text>'
-        )
-    return "".join([*parts, "</svg>"])
+class SettingsList(_FromCode):
+    """``durable-settings``: every setting with its variable, default and meaning."""
+
+    sources = (settings,)
+
+    def make(self) -> Iterator[nodes.Node]:
+        yield _entries([self._entry(name) for name in Settings.model_fields])
+
+    def _entry(self, name: str) -> tuple[str, str, str, str]:
+        field = Settings.model_fields[name]
+        extra = field.json_schema_extra
+        unit = str(extra.get("unit", "")) if isinstance(extra, dict) else ""
+        default = f"{field.default:,} {unit}".strip() if type(field.default) is int else str(field.default)
+        choices = [str(value) for value in typing.get_args(field.annotation)]
+        kind = f" · one of {', '.join(choices)}" if choices else " · true or false" if field.annotation is bool else ""
+        meaning = (field.description or "").removesuffix(f" (In {unit}.)")
+        return f"setting-{name}", name, f"{PREFIX}{name.upper()} · default {default}{kind}", meaning
 
 
-def _edge(x1: float, y1: float, x2: float, y2: float, both: bool) -> str:
-    dx, dy = x2 - x1, y2 - y1
-    length = (dx * dx + dy * dy) ** 0.5
-    # A pair of opposite moves is drawn side by side; long moves bow around what stands between.
-    side = 5 if both else 0
-    ox, oy = -dy / length * side, dx / length * side
-    scale = min(_WIDTH / 2 / abs(dx) if dx else 9, _HEIGHT / 2 / abs(dy) if dy else 9)
-    ax, ay, bx, by = x1 + dx * scale + ox, y1 + dy * scale + oy, x2 - dx * scale + ox, y2 - dy * scale + oy
-    bend = 62 if abs(dx) > _X * 1.5 and dy == 0 else 0
-    cx, cy = (ax + bx) / 2, (ay + by) / 2 + bend
-    return (
-        f'<path d="M{ax:.0f} {ay:.0f} Q{cx:.0f} {cy:.0f} {bx:.0f} {by:.0f}" fill="none" stroke="currentColor" '
-        'stroke-opacity="0.55" marker-end="url(#dd-arrow)"/>'
-    )
+class CommandLine(_FromCode):
+    """``durable-cli``: a section for each command, made from the program itself."""
 
-
-class StateDrawing(Directive):
-    """``.. durable-states::`` – the state table, drawn."""
-
-    def run(self) -> list[nodes.Node]:
-        return [nodes.raw("", _drawing(), format="html")]
-
-
-class Errors(Directive):
-    """``.. durable-errors::`` – a section for each error, its code as the anchor."""
-
-    def run(self) -> list[nodes.Node]:
-        kinds = [getattr(errors, name) for name in errors.__all__]
-        found: list[nodes.Node] = []
-        for kind in sorted(kinds, key=lambda kind: kind.code):
-            section = nodes.section(ids=[kind.code.lower()], names=[kind.code.lower()])
-            section += nodes.title(text=f"{kind.code} {kind.__name__}")
-            section += nodes.paragraph(text=" ".join((kind.__doc__ or "").split("\n\n")[0].split()))
-            found.append(section)
-        return found
-
-
-class SettingsTable(Directive):
-    """``.. durable-settings::`` – every setting with its variable, default and meaning."""
-
-    def run(self) -> list[nodes.Node]:
-        rows: list[list[nodes.Node | str]] = []
-        for name, field in Settings.model_fields.items():
-            extra = field.json_schema_extra
-            unit = str(extra.get("unit", "")) if isinstance(extra, dict) else ""
-            default = f"{field.default:,} {unit}".strip() if type(field.default) is int else str(field.default)
-            rows.append(
-                [_code(name), _code(f"DRAMATIQ_DURABLE_{name.upper()}"), _code(default), field.description or ""]
-            )
-        return [_table(["setting", "variable", "default", "what it does"], rows)]
-
-
-class CommandLine(Directive):
-    """``.. durable-cli::`` – a section for each command, made from the program itself."""
-
-    def run(self) -> list[nodes.Node]:
+    def make(self) -> Iterator[nodes.Node]:
         from typer.main import get_command
 
         from dramatiq_durable.cli.app import app
 
-        return list(self._sections(get_command(app), "dramatiq-durable"))
+        yield from self._sections(get_command(app), "dramatiq-durable")
 
     def _sections(self, command: Any, name: str) -> Iterator[nodes.Node]:
         for child in getattr(command, "commands", {}).values():
             path = f"{name} {child.name}"
             if hasattr(child, "commands"):
                 yield from self._sections(child, path)
-                continue
-            anchor = path.replace(" ", "-")
-            section = nodes.section(ids=[anchor], names=[anchor])
-            section += nodes.title(text=path)
-            for paragraph in inspect.cleandoc(child.help or "").split("\n\n"):
-                section += nodes.paragraph(text=" ".join(paragraph.split()))
-            rows: list[list[nodes.Node | str]] = []
-            for parameter in child.params:
-                names = " ".join(parameter.opts) if parameter.opts[0].startswith("-") else parameter.name.upper()
-                rows.append([_code(names), getattr(parameter, "help", "") or ""])
-            section += _table(["argument or option", "meaning"], rows)
-            yield section
+            else:
+                yield self._command(child, path)
+
+    def _command(self, command: Any, path: str) -> nodes.section:
+        anchor = path.replace(" ", "-")
+        section = _section(anchor, path)
+        arguments = [p for p in command.params if not p.opts[0].startswith("-")]
+        usage = " ".join([path, *(str(_metavar(p)) for p in arguments), "[OPTIONS]"])
+        section += nodes.literal_block(usage, usage, language="text")
+        for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+            section += _text(paragraph)
+        entries = []
+        for parameter in command.params:
+            name = parameter.opts[0].lstrip("-")
+            shown = _metavar(parameter)
+            if parameter not in arguments:
+                shown = ", ".join(parameter.opts) + (f" {shown}" if shown else "")
+            default = parameter.default
+            note = f"default {default}" if type(default) in (int, str) else ""
+            entries.append((f"{anchor}-{name}", shown, note, getattr(parameter, "help", "") or ""))
+        section += _entries(entries)
+        return section
+
+
+def _metavar(parameter: Any) -> str:
+    """What stands for the value of *parameter*: nothing for a switch."""
+    if getattr(parameter, "is_flag", False):
+        return ""
+    return str(parameter.metavar or parameter.name.upper())
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -179,5 +195,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("durable-states", StateDrawing)
     app.add_directive("durable-errors", Errors)
     app.add_directive("durable-cli", CommandLine)
-    app.add_directive("durable-settings", SettingsTable)
+    app.add_directive("durable-settings", SettingsList)
     return {"parallel_read_safe": True}

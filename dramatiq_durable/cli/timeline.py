@@ -136,10 +136,11 @@ def events(row: JobRow, attempts: Sequence[Attempt], seen: Mapping[str, WorkerRo
     if row.claim not in told:
         found.append((row.claimed_at, f"Claimed by {_worker(row.owner, seen)}." if row.owner else "Claimed."))
         found.append((row.started_at, f"Attempt {row.attempt} started."))
-    if row.finished_at is not None:
-        found.append((row.finished_at, f"Finished: {row.state}."))
     # A stable sort: what happened in the same millisecond stays in the order above.
     past = sorted(((at, what) for at, what in found if at is not None), key=lambda event: event[0])
+    if row.finished_at is not None:
+        # Last: the statement that writes it may read the clock a moment before the one that keeps the attempt.
+        past.append((max(row.finished_at, past[-1][0]), f"Finished: {row.state}."))
     if row.publish_at is not None:
         past.append((row.publish_at, "Due."))
     return [{"at": at, "what": what} for at, what in past]

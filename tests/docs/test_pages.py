@@ -12,7 +12,7 @@ import pytest
 
 from dramatiq_durable import errors
 from dramatiq_durable.settings import Settings
-from dramatiq_durable.states import JobState
+from dramatiq_durable.states import LEGAL, JobState, Phase
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,12 +67,15 @@ def test_every_command_and_option_is_described(site: Path) -> None:
     check(get_command(app), "dramatiq-durable")
 
 
-def test_every_state_is_in_the_table_and_in_the_drawing(site: Path) -> None:
+def test_every_state_and_every_move_is_in_the_table_and_in_the_drawing(site: Path) -> None:
     page = (site / "concepts/states.html").read_text()
-    drawing = page[page.index('<svg viewBox="0 0 780') :]
+    drawing = page[page.index('<svg class="durable-states"') : page.index("</svg>", page.index("durable-states"))]
+    boxes = set(re.findall(r'data-state="(\w+)"', drawing))
+    assert boxes == {*JobState, *Phase, "new"} - {JobState.ACTIVE}
+    moves = {tuple(move.split()) for group in re.findall(r'data-moves?="([^"]+)"', drawing) for move in group.split(",")}
+    assert moves == LEGAL
     for state in JobState:
         assert state in _text(site, "concepts/states.html")
-        assert f">{state}</text>" in drawing or state is JobState.ACTIVE
 
 
 def test_links_between_files_of_the_readme_resolve() -> None:
