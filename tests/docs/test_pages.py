@@ -72,8 +72,8 @@ def test_every_state_and_every_move_is_in_the_table_and_in_the_drawing(site: Pat
     drawing = page[page.index('<svg class="durable-states"') : page.index("</svg>", page.index("durable-states"))]
     boxes = set(re.findall(r'data-state="(\w+)"', drawing))
     assert boxes == {*JobState, *Phase, "new"} - {JobState.ACTIVE}
-    moves = {tuple(move.split()) for group in re.findall(r'data-moves?="([^"]+)"', drawing) for move in group.split(",")}
-    assert moves == LEGAL
+    moves = ",".join(re.findall(r'data-moves?="([^"]+)"', drawing)).split(",")
+    assert {tuple(move.split()) for move in moves} == LEGAL
     for state in JobState:
         assert state in _text(site, "concepts/states.html")
 
