@@ -14,6 +14,7 @@ from sphinx.application import Sphinx
 from state_drawing import draw
 
 from dramatiq_durable import errors, settings, states
+from dramatiq_durable.cli import timeline
 from dramatiq_durable.settings import PREFIX, Settings
 from dramatiq_durable.states import TRANSITIONS
 
@@ -84,7 +85,12 @@ class _FromCode(Directive):
     def run(self) -> list[nodes.Node]:
         for source in (inspect.getmodule(type(self)), *self.sources):
             self.state.document.settings.record_dependencies.add(inspect.getfile(source))
-        return list(self.make())
+        made = list(self.make())
+        for section in made:
+            if isinstance(section, nodes.section):
+                # Pages refer to it as to a label.
+                self.state.document.note_explicit_target(section)
+        return made
 
     def make(self) -> Iterator[nodes.Node]:
         raise NotImplementedError
@@ -123,6 +129,15 @@ class Errors(_FromCode):
             if parents:
                 section += _text(f"A kind of {' and '.join(f'``{base.__name__}``' for base in parents)}.")
             yield section
+
+
+class Reasons(_FromCode):
+    """``durable-reasons``: what the reasons on rows mean."""
+
+    sources = (timeline,)
+
+    def make(self) -> Iterator[nodes.Node]:
+        yield _entries([(f"reason-{name}", name, "", f"{words}.") for name, words in timeline.REASONS.items()])
 
 
 class SettingsList(_FromCode):
@@ -194,6 +209,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("durable-transitions", Transitions)
     app.add_directive("durable-states", StateDrawing)
     app.add_directive("durable-errors", Errors)
+    app.add_directive("durable-reasons", Reasons)
     app.add_directive("durable-cli", CommandLine)
     app.add_directive("durable-settings", SettingsList)
     return {"parallel_read_safe": True}
