@@ -37,6 +37,11 @@ class Reconciler(DurableMiddleware):
         self._sweeper = Sweeper(self.engine, interval=interval)
         self._sweeper.start()
 
+    def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        # Its thread may be waiting for a database that is away; the stop waits for it later.
+        if self._sweeper is not None:
+            self._sweeper.stop(0)
+
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         if self._sweeper is not None:
             self._sweeper.stop()

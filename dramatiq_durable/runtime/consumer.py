@@ -106,7 +106,7 @@ class DurableConsumer(Consumer):
                 self._repeat = True
                 self.logger.warning("Messages of queue %r wait for the database: %s", self.queue_name, e)
                 self._idle()
-                self._pause = min(self._pause * 2, 2.0)
+                self._pause = min(self._pause * 2, 1.0)
         if self._claimable:
             return self._claimable.popleft()
         self._stay_alive()

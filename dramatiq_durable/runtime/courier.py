@@ -70,12 +70,12 @@ class Courier:
                 self._changed.wait(min(remaining, 0.25))
         return True
 
-    def stop(self) -> None:
+    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         with self._changed:
             self._running = False
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(STOP_TIMEOUT)
+            self._thread.join(timeout)
 
     def _loop(self) -> None:
         delay = RETRY_DELAY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 import uuid
 import weakref
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
     from .options import Options
 
 __all__ = ["Engine"]
+
+#: How long a stop waits for its threads (seconds); they may be stuck in a database that does not answer, and are
+#: daemons.
+STOP_TIMEOUT = 1.0
+
+#: How long a stopping process lets a statement wait for its answer (seconds).
+STATEMENT_TIMEOUT = 1.5
 
 #: How often the hooks are run again when interrupts break into them.
 CONCLUSIONS = 5
@@ -84,6 +92,8 @@ class Engine:
         self._check_order = check_order
         self._check_worker = check_worker
         self._drain_until: float | None = None
+        self._stop_began = float("-inf")
+        self._stopped = threading.Event()
         self._checked = 0
         self._worker: Worker | None = None
         self._build()
@@ -136,6 +146,7 @@ class Engine:
         self._worker = worker
         self.stopping = False
         self._drain_until = None
+        self.db.hurry(False)
         self._check_worker(self.broker)
         try:
             migrate.require_current(self.db)
@@ -155,7 +166,17 @@ class Engine:
         as long as jobs run.
         """
         self.stopping = True
+        self._stop_began = time.monotonic()
+        self.db.hurry()
         self.writer.stop_waiting()
+        if self.started:
+            self._stopped.clear()
+            threading.Thread(target=self._break_off, name="durable-stop", daemon=True).start()
+
+    def _break_off(self) -> None:
+        """Break off statements that a silent database does not answer, as long as the stop lasts."""
+        while not self._stopped.wait(0.2):
+            self.db.break_off(STATEMENT_TIMEOUT)
 
     def stop(self) -> None:
         """Write what is left, stop the threads, and close this process's connections."""
@@ -163,26 +184,33 @@ class Engine:
             return
         self.drain()
         self.started = False
-        self.scheduler.stop()
-        self.heartbeat.stop()
-        left = self.writer.stop()
-        self.courier.stop()
+        parts = (self.scheduler, self.heartbeat, self.courier)
+        for part in parts:
+            part.stop(0)
+        deadline = time.monotonic() + STOP_TIMEOUT
+        left = self.writer.stop(STOP_TIMEOUT)
+        for part in parts:
+            part.stop(max(0.0, deadline - time.monotonic()))
         if left:
             self.logger.error(
                 "The outcomes of %d jobs were not committed before the process had to stop, job %s among them; they "
-                "are "
-                "not acknowledged and will run again.",
+                "are not acknowledged and will run again.",
                 len(left),
                 left[0].id,
             )
+        self._stopped.set()
         self.registry.clear()
         self.db.close_all()
 
     def drain(self) -> None:
-        """Wait for the outcomes that were handed over: all calls of one stop together no longer than the shutdown "
-        "timeout."""
+        """Wait for the outcomes that were handed over: all calls of one stop together no longer than the shutdown
+        timeout.  When no job kept the process, half of it has to do, counted from when it was told to stop, so that all
+        of the stop takes no longer.
+        """
         if self._drain_until is None:
-            self._drain_until = time.monotonic() + self.options.shutdown_timeout / 1000
+            whole, now = self.options.shutdown_timeout / 1000, time.monotonic()
+            kept = now - self._stop_began > whole
+            self._drain_until = now + whole if kept else max(self._stop_began + whole / 2, now + 0.25)
         self.writer.drain(self._drain_until - time.monotonic())
         self.courier.drain(self._drain_until - time.monotonic())
 
@@ -254,7 +282,7 @@ class Engine:
           SkipMessage: If the job is someone else's by now, or its start could not be written.
         """
         self.registry.admit(run)
-        if run.strict or time.monotonic() >= run.valid_until:
+        if run.strict or self.db.away or time.monotonic() >= run.valid_until:
             self._start_strictly(run)
         if not self.registry.enter(run):
             raise SkipMessage(f"Job {run.id} was taken over by another worker.")

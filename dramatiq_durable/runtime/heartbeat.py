@@ -62,10 +62,10 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._loop, name="durable-heartbeat", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(STOP_TIMEOUT)
+            self._thread.join(timeout)
 
     def _loop(self) -> None:
         try:

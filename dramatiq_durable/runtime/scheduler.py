@@ -63,11 +63,11 @@ class Scheduler:
         self._thread = threading.Thread(target=self._loop, name="durable-scheduler", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         self._running = False
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(STOP_TIMEOUT)
+            self._thread.join(timeout)
 
     def wake(self) -> None:
         """Something was committed that may be due."""

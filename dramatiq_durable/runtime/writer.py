@@ -147,13 +147,13 @@ class Writer:
                 self._changed.wait(min(remaining, 0.25))
         return True
 
-    def stop(self) -> list[Run]:
+    def stop(self, timeout: float = STOP_TIMEOUT) -> list[Run]:
         """Stop the thread; return the runs whose outcomes it could not commit."""
         with self._changed:
             self._running = False
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(STOP_TIMEOUT)
+            self._thread.join(timeout)
         with self._changed:
             left = list(self._runs)
             self._runs.clear()

@@ -8,7 +8,9 @@ statement would pay for a probe.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +39,9 @@ class Connections(Protocol):
 
     def close_idle(self) -> None:
         """Close what no thread is using."""
+
+    def break_off(self, longer_than: float) -> None:
+        """Break connections that have been lent for more than *longer_than* seconds, under those who wait on them."""
 
     def forget(self) -> None:
         """Forget everything, in the child of a fork, and close nothing: the parent uses it."""
@@ -93,6 +98,9 @@ class OnePerThread:
         with self._lock:
             self._all = [entry for entry in self._all if entry[1] not in connections]
 
+    def break_off(self, longer_than: float) -> None:
+        """Nothing: a file answers."""
+
     def forget(self) -> None:
         # NOTE: SQLite forbids even to close, in a child, what its parent has opened; so they are kept for ever.
         self._forgotten.append(self._all)
@@ -121,6 +129,8 @@ class Pool:
         self._idle: list[tuple[float, Any]] = []
         #: By thread.  ``None`` while it is being opened.
         self._lent: dict[int, tuple[float, Any] | None] = {}
+        #: When each thread got what it has.
+        self._since: dict[int, float] = {}
 
     def take(self) -> Any:
         me = threading.get_ident()
@@ -134,6 +144,7 @@ class Pool:
                     self._changed.notify()
                 raise
             self._lent[me] = entry
+        self._since[me] = time.monotonic()
         return entry[1]
 
     def _find(self, me: int) -> tuple[float, Any] | None:
@@ -168,6 +179,7 @@ class Pool:
         dead: list[Any] = []
         with self._changed:
             entry = self._lent.pop(threading.get_ident(), None)
+            self._since.pop(threading.get_ident(), None)
             if broken or entry is None or not _is_idle(connection):
                 dead.append(connection)
                 if connection.broken:
@@ -187,6 +199,13 @@ class Pool:
             idle, self._idle = self._idle, []
         _close_all([connection for _, connection in idle])
 
+    def break_off(self, longer_than: float) -> None:
+        before = time.monotonic() - longer_than
+        with self._changed:
+            late = [entry[1] for me, entry in self._lent.items() if entry and self._since.get(me, before) < before]
+            for connection in late:
+                _shut_down(connection)
+
     def forget(self) -> None:
         self._forgotten.append((self._idle, self._lent))
         self._reset()
@@ -196,6 +215,12 @@ def _close_all(connections: list[Any]) -> None:
     for connection in connections:
         with contextlib.suppress(Exception):
             connection.close()
+
+
+def _shut_down(connection: Any) -> None:
+    """End the transport of *connection*: whoever waits for an answer on it gets an error at once."""
+    with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
 
 
 def _is_clean(connection: Any) -> bool:

@@ -7,6 +7,7 @@ than running it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import threading
@@ -15,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from ..errors import StoreError
+from ..errors import DatabaseUnavailable, StoreError
 from .connections import Connections
 from .dialects import Dialect, Statement
 from .failures import is_conflict, is_lost, translate
@@ -24,8 +25,13 @@ __all__ = ["Database", "connect"]
 
 T = TypeVar("T")
 
-#: How often a statement that was undone because of others is tried, and the first pause between (seconds).
-ATTEMPTS, PAUSE = 6, 0.02
+#: How often a statement that was undone because of others is tried on a server, and the first and the longest pause
+#: between (seconds).  SQLite's file is waited for instead, as long as its ``busy_timeout`` says.
+ATTEMPTS, PAUSE, MAX_PAUSE = 6, 0.02, 0.5
+
+#: In a process that is stopping: how long SQLite's file is waited for, and for how long after a failure nothing is
+#: tried again (seconds).
+HURRIED_PATIENCE, HURRIED_PAUSE = 0.5, 1.0
 
 
 def connect(url: str, *, pool_size: int = 20, busy_timeout: int = 5_000) -> Database:
@@ -58,14 +64,30 @@ class Database:
       safe_url(str): The URL without its password, for people.
       connections(Connections): Lends a connection to each thread.
       opener(Callable): Returns a peewee database of its own, for what needs one: migrations.
+      patience(float): How long a statement waits for another process's lock (SQLite, seconds).
+
+    Attributes:
+      away(bool): Whether the last that was heard of it is that it does not answer.
     """
 
-    def __init__(self, dialect: Dialect, safe_url: str, connections: Connections, opener: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        safe_url: str,
+        connections: Connections,
+        opener: Callable[[], Any],
+        *,
+        patience: float = 5.0,
+    ) -> None:
         self.dialect = dialect
         self.safe_url = safe_url
         self.opener = opener
         self._connections = connections
         self._embedded = dialect.name == "sqlite"
+        self._patience = patience
+        self.away = False
+        self._hurried = False
+        self._failed_at = float("-inf")
         self._local = _Local()
         # One writer at a time inside the process: SQLite's own waiting is unfair and slower.
         self._writing = threading.RLock()
@@ -108,18 +130,39 @@ class Database:
 
     def _guarded(self, statement: Statement, run: Callable[[Any], T]) -> T:
         """Run something on a connection, in words if it fails; repeat it when others were in the way."""
-        for attempt in range(1, ATTEMPTS + 1):
+        began = time.monotonic()
+        for attempt in itertools.count(1):
             try:
                 with self._turn(statement), self._connection() as connection:
-                    return run(connection)
+                    result = run(connection)
+                self.away = False
+                return result
             except StoreError:
                 raise
             except Exception as e:
                 # Inside a transaction everything before it is undone too: the whole of it must be repeated, by run().
-                if self._local.in_transaction or attempt == ATTEMPTS or not is_conflict(e):
-                    raise translate(e, statement.name) from e
-            _pause(attempt)
+                if self._local.in_transaction or not is_conflict(e) or self._has_waited(began, attempt):
+                    raise self._failure(e, statement.name) from e
+            self._pause(attempt)
         raise AssertionError("unreachable")
+
+    def _has_waited(self, began: float, attempt: int) -> bool:
+        """Return whether others have been in the way for long enough."""
+        if not self._embedded:
+            return attempt >= ATTEMPTS
+        return time.monotonic() - began >= (HURRIED_PATIENCE if self._hurried else self._patience)
+
+    def _pause(self, attempt: int) -> None:
+        # SQLite has waited by itself already.
+        longest = PAUSE if self._embedded else MAX_PAUSE
+        time.sleep(min(longest, PAUSE * 2 ** min(attempt - 1, 10)) * random.uniform(0.5, 1.5))  # noqa: S311
+
+    def _failure(self, error: Exception, action: str) -> StoreError:
+        failure = translate(error, action)
+        if isinstance(failure, DatabaseUnavailable):
+            self._failed_at = time.monotonic()
+            self.away = True
+        return failure
 
     def _turn(self, statement: Statement) -> contextlib.AbstractContextManager[Any]:
         return self._writing if self._embedded and statement.writes else contextlib.nullcontext()
@@ -152,14 +195,15 @@ class Database:
 
         *work* must be safe to repeat: it only runs statements.
         """
-        for attempt in range(1, ATTEMPTS + 1):
+        began = time.monotonic()
+        for attempt in itertools.count(1):
             try:
                 with self.transaction():
                     return work()
             except StoreError as e:
-                if attempt == ATTEMPTS or e.__cause__ is None or not is_conflict(e.__cause__):
+                if e.__cause__ is None or not is_conflict(e.__cause__) or self._has_waited(began, attempt):
                     raise
-            _pause(attempt)
+            self._pause(attempt)
         raise AssertionError("unreachable")
 
     def _begin(self, connection: Any) -> None:
@@ -167,13 +211,13 @@ class Database:
             # IMMEDIATE: a deferred transaction that begins with a read fails at once when it wants to write later.
             connection.execute("BEGIN IMMEDIATE" if self._embedded else "BEGIN")
         except Exception as e:
-            raise translate(e, "begin a transaction") from e
+            raise self._failure(e, "begin a transaction") from e
 
     def _commit(self, connection: Any) -> None:
         try:
             cursor = connection.execute("COMMIT")
         except Exception as e:
-            raise translate(e, "commit") from e
+            raise self._failure(e, "commit") from e
         # NOTE: PostgreSQL answers the COMMIT of a transaction that has failed with a rollback, not with an error.
         if not self._embedded and cursor.statusmessage != "COMMIT":
             raise StoreError("The transaction was rolled back: a statement in it had failed.")
@@ -186,12 +230,14 @@ class Database:
         if held is not None:
             yield held
             return
+        if self._hurried and time.monotonic() - self._failed_at < HURRIED_PAUSE:
+            raise DatabaseUnavailable("The database was away a moment ago, and this process is stopping.")
         try:
             connection = self._connections.take()
         except StoreError:
             raise
         except Exception as e:
-            raise translate(e, "connect") from e
+            raise self._failure(e, "connect") from e
         broken = True
         try:
             self._local.connection = connection
@@ -204,6 +250,16 @@ class Database:
         finally:
             self._local.connection = None
             self._connections.give(connection, broken=broken)
+
+    def hurry(self, hurried: bool = True) -> None:
+        """Let nothing wait for long from here on: the process is stopping, and must not hang on a database that is
+        away.
+        """
+        self._hurried = hurried
+
+    def break_off(self, longer_than: float) -> None:
+        """Break off statements that have been waiting for an answer for more than *longer_than* seconds."""
+        self._connections.break_off(longer_than)
 
     def close_thread(self) -> None:
         """Close the connection that this thread keeps open, if it does."""
@@ -248,10 +304,6 @@ def _roll_back(connection: Any) -> None:
         # Nothing half-open may survive.
         with contextlib.suppress(Exception):
             connection.close()
-
-
-def _pause(attempt: int) -> None:
-    time.sleep(PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))  # noqa: S311
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()

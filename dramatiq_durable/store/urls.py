@@ -24,7 +24,11 @@ SQLITE_VERSION = (3, 38, 0)
 
 #: Unless the URL says otherwise: how long to wait for a connection (seconds), and for a peer that has gone silent
 #: (milliseconds).  A worker must notice within a few seconds, it has to stop within five.
-CONNECT_TIMEOUT, USER_TIMEOUT = 3, 5_000
+CONNECT_TIMEOUT, USER_TIMEOUT = 2, 5_000
+
+#: How long SQLite itself waits for the lock of its file (seconds).  The ``busy_timeout`` is waited for in turns of this
+#: length, so that a process that is stopping need not wait to the end.
+LOCK_TURN = 0.25
 
 #: How long a thread waits for a connection of the pool (seconds).
 POOL_WAIT = 5.0
@@ -66,10 +70,10 @@ def _sqlite(url: str, path: str, netloc: str, busy_timeout: int) -> Database:
     # FULL: with NORMAL the last commits may be gone after a power cut.
     pragmas = {"journal_mode": "wal", "synchronous": "full", "foreign_keys": 1}
 
-    def opener() -> Any:
-        return SqliteDatabase(name, pragmas=pragmas, timeout=busy_timeout / 1000, check_same_thread=False)
+    def opener(timeout: float = busy_timeout / 1000) -> Any:
+        return SqliteDatabase(name, pragmas=pragmas, timeout=timeout, check_same_thread=False)
 
-    database = opener()
+    database = opener(min(LOCK_TURN, busy_timeout / 1000))
 
     def open_file() -> Any:
         _check_directory(name)
@@ -83,7 +87,7 @@ def _sqlite(url: str, path: str, netloc: str, busy_timeout: int) -> Database:
                     raise
             time.sleep(0.01)
 
-    return Database(DIALECTS["sqlite"], safe_url(url), OnePerThread(open_file), opener)
+    return Database(DIALECTS["sqlite"], safe_url(url), OnePerThread(open_file), opener, patience=busy_timeout / 1000)
 
 
 def _check_directory(name: str) -> None:
