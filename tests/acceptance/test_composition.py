@@ -210,9 +210,13 @@ def test_prometheus_counts_each_job_once(world: World) -> None:
     assert total("dramatiq_messages_inprogress", "quick") == 0
 
 
+def durable_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("durable-")]
+
+
 def test_jobs_of_a_process_that_only_sends_are_run_by_another(world: World) -> None:
     """DESIGN 7: no boot hook has run here, and no thread; pipelines and delays included."""
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("durable-")]
+    assert durable_threads() == []
     app = world.app
     pipe = pipeline([app.add.message(1, 2), app.add.message_with_options(args=(3,), delay=200)]).run()
     later = app.quick.send_with_options(args=("later",), delay=200)
@@ -232,4 +236,4 @@ def test_a_plain_worker_can_be_stopped_and_started_again(world: World) -> None:
         finally:
             worker.stop()
     assert world.counts() == {"completed": 3}
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("durable-")]
+    wait_until(lambda: durable_threads() == [], what="no thread of ours is left")
