@@ -37,6 +37,9 @@ class CaptureOutcome(DurableMiddleware):
         run = run_of(message)
         if run is None:
             raise SkipMessage(f"Message {message.message_id} was not claimed; it is not run.")
+        if message.failed:
+            # Another middleware has failed it without raising: its actor will not run, so nothing is started.
+            return
         try:
             self.engine.begin(run)
         except SkipMessage:
@@ -63,3 +66,6 @@ class CaptureOutcome(DurableMiddleware):
         run = run_of(message)
         if run is not None:
             thread.capture = Capture(run)
+            if run.started:
+                # Its own actor raised SkipMessage.
+                self.engine.end(run)

@@ -120,12 +120,14 @@ class DurableRecord(DurableMiddleware):
         if run is None:
             return
         capture = self._close(run)
-        thread.capture = None
         self._reset_current_message(broker, message)
-        # A run that was stopped before its actor is either someone else's, or stays unacknowledged: neither has an
-        # outcome.
-        if not run.refused:
-            run.outcome = decide_skipped(run, message, capture)
+        try:
+            # A run that was stopped before its actor is either someone else's, or stays unacknowledged: neither has an
+            # outcome.
+            if not run.refused:
+                run.outcome = decide_skipped(broker, run, message, capture)
+        finally:
+            thread.capture = None
 
     def _reset_current_message(self, broker: Broker, message: MessageProxy) -> None:
         """``CurrentMessage`` has no hook for skipped messages: the thread would go on showing this one."""

@@ -33,7 +33,7 @@ class Capture:
       follow_ups(list[NewJob]): Jobs for others.
       own(tuple): The run's own message, enqueued again, with its delay in milliseconds; or ``None``.
       results(list[FollowUpResult]): What goes to the results backend.
-      errors(list[SendError]): Follow-ups that cannot be sent; the run fails with the first.
+      errors(list[Exception]): Why follow-ups cannot be sent; the run fails with the first.
     """
 
     __slots__ = ("errors", "follow_ups", "own", "results", "run")
@@ -43,7 +43,7 @@ class Capture:
         self.follow_ups: list[NewJob] = []
         self.own: tuple[Message[Any], int] | None = None
         self.results: list[FollowUpResult] = []
-        self.errors: list[SendError] = []
+        self.errors: list[Exception] = []
 
     def add(self, broker: Broker, message: Message[Any], delay: int, max_payload: int) -> None:
         """Take *message* instead of the broker."""

@@ -14,6 +14,7 @@ from ..store.types import Due, NewJob, Payload
 if TYPE_CHECKING:
     from dramatiq import Broker
     from dramatiq.broker import MessageProxy
+    from dramatiq.encoder import Encoder
 
 __all__ = ["MARK", "child_id", "encode_options", "marked", "new_job", "rebuild", "revision_of"]
 
@@ -108,8 +109,21 @@ def new_job(
 def encode_options(options: dict[str, Any]) -> bytes:
     """Encode the options that a later run of the job is to carry."""
     kept = {name: value for name, value in options.items() if name not in _COPY_OPTIONS}
-    data: bytes = get_encoder().encode(kept)
+    encoder = get_encoder()
+    try:
+        data: bytes = encoder.encode(kept)
+    except Exception:
+        # Something that a middleware keeps there for the time of the run (a span, a timer) must not cost the retry.
+        data = encoder.encode({name: value for name, value in kept.items() if _can_encode(encoder, value)})
     return data
+
+
+def _can_encode(encoder: Encoder, value: Any) -> bool:
+    try:
+        encoder.encode({"value": value})
+    except Exception:
+        return False
+    return True
 
 
 def rebuild(row: Payload | Due) -> Message[Any]:

@@ -124,7 +124,12 @@ class Sender:
         assert capture is not None  # noqa: S101
         if message.message_id != capture.run.id:
             message = messages.marked(message)
-            self._announce(message, ahead)
+            try:
+                self._announce(message, ahead)
+            except Exception as e:
+                # NOTE: Whoever sends this is a hook whose errors the broker swallows; see Capture.add().
+                capture.errors.append(e)
+                raise
         capture.add(self.host.broker, message, ahead, self.host.options.max_payload)
         return message
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dramatiq.middleware import Shutdown
+from dramatiq.middleware import Interrupt, Shutdown
 
 from .. import redact
 from ..store.types import Evidence, Outcome
@@ -41,13 +41,15 @@ def decide(
     if run.lost:
         return None
     if capture.errors:
-        message.fail()
-        return _ended(run, "failed", capture, reason="follow_up_refused", evidence=evidence_of(capture.errors[0]))
-    if isinstance(exception, Shutdown):
+        message.stuff_exception(capture.errors[0])
+        return _failed(broker, run, message, capture.errors[0], capture, reason="follow_up_refused")
+    if isinstance(exception, Shutdown) or isinstance(exception, Interrupt) and not run.started:
+        # An interrupt before the actor began (a time limit, while others were waited for) is nobody's failure either.
         message.failed = False
+        reason = "shutdown" if isinstance(exception, Shutdown) else "not_started"
         # What other hooks made of the interruption (a retry, a callback) is dropped: the job simply runs again.
         return Outcome(
-            run.id, run.claim, "interrupted", ran_for=run.ran_for(), reason="shutdown", evidence=evidence_of(exception)
+            run.id, run.claim, "interrupted", ran_for=run.ran_for(), reason=reason, evidence=evidence_of(exception)
         )
     if exception is None and not message.failed:
         if run.again is not None:
@@ -58,14 +60,16 @@ def decide(
     return _failed(broker, run, message, exception, capture)
 
 
-def decide_skipped(run: Run, message: MessageProxy, capture: Capture) -> Outcome | None:
-    """Decide about a claimed job that another middleware refused to start."""
+def decide_skipped(broker: Broker, run: Run, message: MessageProxy, capture: Capture) -> Outcome | None:
+    """Decide about a claimed job that another middleware refused to start, or whose actor skipped itself."""
     if run.lost or run.outcome is not None:
         return run.outcome
-    exception = message._exception
     if message.failed:
-        evidence = evidence_of(exception) if exception is not None else None
-        return Outcome(run.id, run.claim, "failed", started=False, reason="expired", evidence=evidence)
+        reason = "error" if run.started else "expired"
+        return _failed(broker, run, message, message._exception, capture, reason=reason)
+    if run.started:
+        # The actor itself raised SkipMessage: it has begun and it is done, which Dramatiq acknowledges.
+        return _ended(run, "completed", capture)
     return Outcome(run.id, run.claim, "skipped", started=False, reason="skipped", results=tuple(capture.results))
 
 
@@ -76,6 +80,7 @@ def _ended(
         run.id,
         run.claim,
         kind,
+        started=run.started,
         ran_for=run.ran_for(),
         reason=reason,
         evidence=evidence,
@@ -85,7 +90,13 @@ def _ended(
 
 
 def _failed(
-    broker: Broker, run: Run, message: MessageProxy, exception: BaseException | None, capture: Capture
+    broker: Broker,
+    run: Run,
+    message: MessageProxy,
+    exception: BaseException | None,
+    capture: Capture,
+    *,
+    reason: str | None = None,
 ) -> Outcome:
     message.fail()
     # NOTE: Results stores a failure only after the nack, when the outcome is out of our hands.  So it is asked now,
@@ -93,7 +104,8 @@ def _failed(
     for results in results_of(broker):
         results.after_nack(broker, message)
     evidence = None if exception is None else evidence_of(exception)
-    return _ended(run, "failed", capture, reason="failed" if exception is None else "error", evidence=evidence)
+    reason = reason or ("failed" if exception is None else "error")
+    return _ended(run, "failed", capture, reason=reason, evidence=evidence)
 
 
 def _again(
@@ -110,6 +122,7 @@ def _again(
         run.id,
         run.claim,
         "retry",
+        started=run.started,
         ran_for=run.ran_for(),
         delay=delay,
         options=messages.encode_options(sent.options),
