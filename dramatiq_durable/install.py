@@ -119,13 +119,12 @@ def install(
         check_order=check_order,
         check_worker=check_worker,
     )
-    all_pieces = [*pieces, CaptureOutcome()]
-    for piece in all_pieces:
+    for piece in pieces:
         piece.bind(engine)
-        first = piece is all_pieces[0] and broker.middleware
+        first = piece is pieces[0] and broker.middleware
         broker.add_middleware(piece, before=type(broker.middleware[0]) if first else None)
     _wrap(broker, engine)
-    handle = Durable(broker, db, engine, all_pieces)
+    handle = Durable(broker, db, engine, pieces)
     broker.durable = handle  # type: ignore[attr-defined]
     return handle
 
@@ -138,7 +137,9 @@ def _check_pieces(pieces: list[DurableMiddleware]) -> None:
     for kind in {type(piece) for piece in pieces}:
         if sum(type(piece) is kind for piece in pieces) > 1:
             raise AlreadyInstalled(f"{kind.__name__} is given twice to install(); give it once.")
-    pieces.sort(key=lambda piece: not isinstance(piece, DurableRecord))
+    if not any(isinstance(piece, CaptureOutcome) for piece in pieces):
+        pieces.append(CaptureOutcome())
+    pieces.sort(key=lambda piece: isinstance(piece, CaptureOutcome) - isinstance(piece, DurableRecord))
 
 
 def _create_own_tables(db: Database, settings: Settings) -> None:
