@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dramatiq.logging import get_logger
 from dramatiq.middleware import Middleware
 
-from ..errors import NotInstalled
+from ..errors import ConfigurationError, DurableError, NotInstalled
 
 if TYPE_CHECKING:
     from dramatiq import Broker, Message, Worker
 
     from ..runtime.engine import Engine
 
-__all__ = ["DurableMiddleware"]
+__all__ = ["DurableMiddleware", "boot"]
+
+
+@contextlib.contextmanager
+def boot() -> Iterator[None]:
+    """Let nothing that fails at the start of a worker be swallowed by the broker, which would go on without it.
+
+    Raises:
+      DurableError: Whatever went wrong.
+    """
+    try:
+        yield
+    except DurableError:
+        raise
+    except Exception as e:
+        raise ConfigurationError(f"The worker was not started ({type(e).__name__}: {e}).") from e
 
 
 class DurableMiddleware(Middleware):

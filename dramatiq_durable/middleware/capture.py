@@ -45,6 +45,12 @@ class CaptureOutcome(DurableMiddleware):
         except SkipMessage:
             run.refused = True
             raise
+        except Exception as e:
+            # NOTE: The broker swallows what is no MiddlewareError, and would run the actor without a start.
+            self.logger.critical("Job %s could not be started; it is tried again later.", run.id, exc_info=True)
+            run.refused = True
+            self.engine.postpone(run)
+            raise SkipMessage(f"Job {run.id} could not be started.") from e
 
     def after_process_message(
         self,

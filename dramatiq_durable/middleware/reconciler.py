@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..runtime.sweeper import Sweeper
-from .base import DurableMiddleware
+from .base import DurableMiddleware, boot
 
 if TYPE_CHECKING:
     from dramatiq import Broker, Worker
@@ -35,7 +35,8 @@ class Reconciler(DurableMiddleware):
             self._sweeper.stop()
         interval = self.interval or self.engine.options.reconcile_interval
         self._sweeper = Sweeper(self.engine, interval=interval)
-        self._sweeper.start()
+        with boot():
+            self._sweeper.start()
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         # Its thread may be waiting for a database that is away; the stop waits for it later.

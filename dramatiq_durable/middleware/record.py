@@ -12,7 +12,7 @@ from ..runtime.current import thread
 from ..runtime.held import Run, run_of
 from ..runtime.verdict import decide, decide_skipped, evidence_of
 from ..store.types import Outcome
-from .base import DurableMiddleware
+from .base import DurableMiddleware, boot
 
 if TYPE_CHECKING:
     from dramatiq import Actor, Broker, Worker
@@ -63,7 +63,8 @@ class DurableRecord(DurableMiddleware):
     # The process
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
-        self.engine.start(worker)
+        with boot():
+            self.engine.start(worker)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         self.engine.begin_stop()
@@ -80,7 +81,8 @@ class DurableRecord(DurableMiddleware):
     # A job
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        thread.settled = None
+        # Also what an earlier message may have left open, if interrupts broke into its hooks.
+        thread.settled = thread.capture = None
         run = run_of(message)
         if run is None:
             message.fail()

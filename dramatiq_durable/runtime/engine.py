@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dramatiq.logging import get_logger
 from dramatiq.middleware import SkipMessage, TimeLimit
 
-from ..errors import DatabaseUnavailable, DurableError, StoreError
+from ..errors import DatabaseUnavailable, StoreError
 from ..store import jobs, migrate
 from ..store.types import Outcome, WorkerInfo
 from .capture import results_of
@@ -31,6 +31,7 @@ from .writer import Stopping, Writer
 if TYPE_CHECKING:
     from dramatiq import Broker, Message, Worker
     from dramatiq.broker import Consumer, MessageProxy
+    from dramatiq.middleware import Middleware
     from dramatiq.results import ResultBackend
 
     from ..brokers.base import BrokerView
@@ -45,6 +46,9 @@ STOP_TIMEOUT = 1.0
 
 #: How long a stopping process lets a statement wait for its answer (seconds).
 STATEMENT_TIMEOUT = 1.5
+
+#: After how long a job is tried again that could not be started (milliseconds).
+POSTPONED = 5_000
 
 #: How often the hooks are run again when interrupts break into them.
 CONCLUSIONS = 5
@@ -94,7 +98,7 @@ class Engine:
         self._drain_until: float | None = None
         self._stop_began = float("-inf")
         self._stopped = threading.Event()
-        self._checked = 0
+        self._checked: list[Middleware] = []
         self._worker: Worker | None = None
         self._build()
         self.sender = Sender(self, plain_enqueue)
@@ -155,11 +159,11 @@ class Engine:
             self.logger.critical("The database is away; nothing is fetched until it is back. %s", e)
         if self.started:
             return
-        self.started = True
         self.writer.start()
         self.courier.start()
         self.heartbeat.start()
         self.scheduler.start()
+        self.started = True
 
     def begin_stop(self) -> None:
         """Fetch nothing more, and let nobody wait for a database that is away.  Leases are renewed and outcomes written
@@ -234,10 +238,10 @@ class Engine:
     # What the parts ask for
 
     def check_order(self) -> None:
-        """Raise when the middlewares do not stand where they must; looks only when their number has changed."""
-        if len(self.broker.middleware) != self._checked:
+        """Raise when the middlewares do not stand where they must; looks only when they have changed."""
+        if self.broker.middleware != self._checked:
             self._check_order(self.broker)
-            self._checked = len(self.broker.middleware)
+            self._checked = list(self.broker.middleware)
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30_000) -> Consumer:
         """``Broker.consume``, wrapped."""
@@ -279,7 +283,8 @@ class Engine:
         """Start *run* on this thread, right before its actor.
 
         Raises:
-          SkipMessage: If the job is someone else's by now, or its start could not be written.
+          SkipMessage: If the job is someone else's by now, or the worker stops before its start could be written.
+          Exception: Anything else that kept it from starting; see :meth:`postpone`.
         """
         self.registry.admit(run)
         if run.strict or self.db.away or time.monotonic() >= run.valid_until:
@@ -287,6 +292,14 @@ class Engine:
         if not self.registry.enter(run):
             raise SkipMessage(f"Job {run.id} was taken over by another worker.")
         RUN.set(run)
+
+    def postpone(self, run: Run) -> None:
+        """*run* could not be started for a reason of our own: it is tried again a little later, and nothing is
+        charged.
+        """
+        run.outcome = Outcome(
+            run.id, run.claim, "retry", started=False, delay=POSTPONED, counted=False, reason="not_started"
+        )
 
     def _start_strictly(self, run: Run) -> None:
         """Commit the start before the actor runs; with the lease, which may have run out while the job waited."""
@@ -296,9 +309,6 @@ class Engine:
             answer = self.writer.call(lambda: jobs.start(self.db, self.owner, start, self.options.lease), patient=True)
         except Stopping:
             raise SkipMessage(f"Job {run.id} was not started: the database is away and the worker stops.") from None
-        except DurableError as e:
-            self.logger.critical("Job %s could not be started: %s", run.id, e)
-            raise SkipMessage(f"Job {run.id} could not be started.") from e
         if run.id not in answer:
             self.registry.lose(run)
             raise SkipMessage(f"Job {run.id} was taken over by another worker.")

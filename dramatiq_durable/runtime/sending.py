@@ -194,7 +194,20 @@ class Sender:
             thread.sending = outer
 
     def record(self, message: Message[Any]) -> None:
-        """Write the row of the message that this thread is sending.  Called by the last ``before_enqueue``."""
+        """Write the row of the message that this thread is sending.  Called by the last ``before_enqueue``.
+
+        Raises:
+          DurableError: Whatever goes wrong: anything else would be swallowed by the broker, and the message published
+          without its row.
+        """
+        try:
+            self._record(message)
+        except DurableError:
+            raise
+        except Exception as e:
+            raise _not_recorded(message.message_id, message.actor_name, f"{type(e).__name__}: {e}") from e
+
+    def _record(self, message: Message[Any]) -> None:
         sending = thread.sending
         if sending is None:
             # Somebody kept the broker's own enqueue from before it was wrapped.  Its message gets its row all the same.
@@ -236,21 +249,18 @@ class Sender:
         try:
             return write()
         except (StoreError, Stopping) as e:
-            raise NotRecorded(
-                f"Job {row.id} for actor {row.actor!r} could not be recorded; nothing was queued. {e}", job_id=row.id
-            ) from e
+            raise _not_recorded(row.id, row.actor, e) from e
         except DurableError:
             raise
         except Exception as e:
-            # Anything else would be swallowed by the broker, and the message published without its row.
-            raise NotRecorded(
-                f"Job {row.id} for actor {row.actor!r} could not be recorded; nothing was queued. "
-                f"{type(e).__name__}: {e}",
-                job_id=row.id,
-            ) from e
+            raise _not_recorded(row.id, row.actor, f"{type(e).__name__}: {e}") from e
 
     def _log_existing(self, row: NewJob) -> None:
         self.logger.info("Job %s exists already; sending it again does nothing.", row.id)
+
+
+def _not_recorded(id: str, actor: str, why: object) -> NotRecorded:
+    return NotRecorded(f"Job {id} for actor {actor!r} could not be recorded; nothing was queued. {why}", job_id=id)
 
 
 def _milliseconds(message: Message[Any], delay: int | None) -> int:

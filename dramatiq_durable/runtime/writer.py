@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dramatiq.logging import get_logger
 
-from ..errors import DatabaseUnavailable, StoreError
+from ..errors import StoreError
 from ..store import outcomes
 from ..store.types import Evidence, Outcome
 
@@ -32,6 +32,13 @@ RETRY_DELAY, MAX_RETRY_DELAY = 0.05, 2.0
 
 #: How long a stop waits for the thread (seconds); it may be stuck in a database that does not answer, and is a daemon.
 STOP_TIMEOUT = 1.0
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Return whether trying again may help: the database is away, full, only reads, or refuses this user for now.  What
+    it refuses because of what it was given is a plain :class:`StoreError`.
+    """
+    return isinstance(error, StoreError) and type(error) is not StoreError
 
 
 class Stopping(Exception):
@@ -105,7 +112,7 @@ class Writer:
 
         Parameters:
           fn(Callable): What to do; it must be safe to repeat.
-          patient(bool): Keep trying while the database does not answer.
+          patient(bool): Keep trying while the database does not answer, or takes nothing.
 
         Raises:
           Stopping: If the process stops while the database does not answer.
@@ -172,19 +179,18 @@ class Writer:
                     self._requests.clear()
                     batch = [self._runs[i] for i in range(min(len(self._runs), self._batch))]
                     self._busy = len(requests) + len(batch)
+                again = [request for request in requests if not self._answer(request)]
                 try:
-                    again = [request for request in requests if not self._answer(request)]
                     written = self._write(batch)
                 except Exception:
                     # Nothing above lets an exception through; if it does, the thread must outlive it all the same.
                     self.logger.critical("Unexpected failure while writing %d outcomes.", len(batch), exc_info=True)
-                    again, written = [], False
+                    written = False
                 with self._changed:
                     self._busy = 0
                     self._requests.extendleft(reversed(again))
-                    if written:
-                        for _ in batch:
-                            self._runs.popleft()
+                    while self._runs and self._runs[0].reported:
+                        self._runs.popleft()
                     self._changed.notify_all()
                 if written and not again:
                     delay = RETRY_DELAY
@@ -199,27 +205,25 @@ class Writer:
             return True
         try:
             request.value = request.fn()
-        except DatabaseUnavailable as e:
-            if request.patient and self._running and not self._stopping:
-                return False
-            request.error = e
         except BaseException as e:
+            if request.patient and _may_pass(e) and self._running and not self._stopping:
+                return False
             request.error = e
         request.done.set()
         return True
 
     def _write(self, runs: list[Run]) -> bool:
-        """Commit a batch; ``False`` if the database is away and the same batch is to be tried again."""
+        """Commit a batch; ``False`` if the database is away or takes nothing: the same batch is to be tried again."""
         runs = [run for run in runs if not run.reported]
         if not runs:
             return True
         batch = [run.outcome for run in runs if run.outcome is not None]
         try:
             accepted = outcomes.settle(self._db, self._owner(), batch, max_interruptions=self._max_interruptions)
-        except DatabaseUnavailable as e:
-            self.logger.warning("%d outcomes wait for the database: %s", len(batch), e)
-            return False
-        except StoreError:
+        except Exception as e:
+            if _may_pass(e):
+                self.logger.warning("%d outcomes wait for the database: %s", len(batch), e)
+                return False
             if len(runs) > 1:
                 # One of them cannot be written.  Its neighbours must not suffer: each on its own.
                 return all([self._write([run]) for run in runs])
@@ -235,9 +239,9 @@ class Writer:
         outcome = Outcome(run.id, run.claim, "failed", ran_for=run.ran_for(), reason="not_storable", evidence=evidence)
         try:
             accepted = outcomes.settle(self._db, self._owner(), [outcome], max_interruptions=self._max_interruptions)
-        except DatabaseUnavailable:
-            return False
-        except StoreError:
+        except Exception as e:
+            if _may_pass(e):
+                return False
             self.logger.critical("Job %s cannot be failed either; its lease will run out.", run.id, exc_info=True)
             run.answer = None
             accepted = set()

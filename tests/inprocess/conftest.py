@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,11 +59,17 @@ class Bench:
 
 
 @pytest.fixture
-def bench(database_url: str) -> Iterator[Callable[..., Bench]]:
+def bench(database_url: str, bench_at: Callable[..., Bench]) -> Callable[..., Bench]:
     """Make a :class:`Bench`."""
+    return functools.partial(bench_at, database_url)
+
+
+@pytest.fixture
+def bench_at() -> Iterator[Callable[..., Bench]]:
+    """Make a :class:`Bench` on a given database."""
     made: list[Bench] = []
 
-    def make(*middleware: Middleware, **settings: Any) -> Bench:
+    def make(database_url: str, *middleware: Middleware, **settings: Any) -> Bench:
         made.append(Bench(database_url, *middleware, **settings))
         return made[-1]
 
