@@ -93,15 +93,17 @@ _NAME = re.compile(
     """,
     re.VERBOSE,
 )
+# NOTE: Groups are repeated inside (?>...), not with *+ or ++: Python before 3.11.5 matches too much or too little with
+# those (python/cpython#106052), and Debian 12 has such a Python.
 _VALUE = re.compile(
     r"""
       \\{1,8}(?P<escaped>["']).*?(?:\\{1,8}(?P=escaped)|$)
-    | [bBrRuU]{0,2}(?P<quote>["'])(?:(?!(?P=quote))[^\\\n]|\\.)*+(?:(?P=quote)|$)
-    | (?P<plain>(?:(?![&;,]\s*["']?[\w.-]++["']?\s*[=:])\S)++)
+    | [bBrRuU]{0,2}(?P<quote>["'])(?>(?:(?!(?P=quote))[^\\\n]|\\.)*)(?:(?P=quote)|$)
+    | (?P<plain>(?>(?:(?![&;,]\s*["']?[\w.-]++["']?\s*[=:])\S)+))
     """,
     re.VERBOSE | re.MULTILINE,
 )
-_BRACKET = re.compile(r"""[()\[\]{}]|"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'""")
+_BRACKET = re.compile(r"""[()\[\]{}]|"(?>(?:[^"\\\n]|\\.)*)"|'(?>(?:[^'\\\n]|\\.)*)'""")
 
 # Plain values that are no secrets even behind a secret's name: nothing at all, or an annotation in a line of code.
 _NOTHING = frozenset({"", HIDDEN, "str", "bytes", "int", "None", "null", "True", "true", "False", "false"})

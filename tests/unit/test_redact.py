@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -274,3 +275,11 @@ def test_what_is_kept_fits_and_can_be_stored_anywhere(text: str, limit: int) -> 
     assert "\x00" not in message
     message.encode("utf-8")
     assert len(redact.clip(text, limit).encode("utf-8", "backslashreplace")) <= limit
+
+
+def test_no_pattern_repeats_a_group_possessively() -> None:
+    """Python before 3.11.5 is wrong about ``(...)*+``, and what it is wrong about here is a secret that is shown."""
+    patterns = [value.pattern for value in vars(redact).values() if isinstance(value, re.Pattern)]
+    assert len(patterns) > 5
+    for pattern in patterns:
+        assert not re.search(r"(?<!\\)\)(?:[*+?]|\{[\d,]+\})\+", pattern), pattern
