@@ -10,8 +10,11 @@ import pytest
 from dramatiq_durable.errors import StoreError
 from dramatiq_durable.store import jobs, outcomes, reading, recovery
 from dramatiq_durable.store.database import Database
+from dramatiq_durable.store.dialects import Statement
 from dramatiq_durable.store.types import Evidence, FollowUpResult, Outcome
-from tests.store.rows import LEASE, change, claimed, expire, new, row, started
+from tests.store.rows import LEASE, claimed, expire, new, row, started
+
+_DEADLOCKS = Statement("count", "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
 
 EVIDENCE = Evidence("ValueError", "no such topic", "Traceback …")
 
@@ -390,12 +393,7 @@ def test_batches_that_name_the_same_jobs_in_any_order_do_not_deadlock(db: Databa
 
     assert errors == []
     if db.dialect.name == "postgresql":
-        counted: list[tuple[int]] = []
-        from dramatiq_durable.store.dialects import Statement
-
-        statement = Statement("count", "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
-        counted = db.fetch(statement)  # type: ignore[assignment]
-        assert counted == [(0,)]
+        assert db.fetch(_DEADLOCKS) == [(0,)]
 
 
 def test_the_size_of_a_batch_does_not_matter(db: Database) -> None:
@@ -406,4 +404,3 @@ def test_the_size_of_a_batch_does_not_matter(db: Database) -> None:
     batch = [Outcome(c.id, c.claim, "completed", follow_ups=(new(f"{c.id}-next"),)) for c in granted]
     assert outcomes.settle(db, "w1", batch) == set(ids)
     assert reading.counts(db) == {"completed": 1_000, "queued": 1_000}
-    change(db, "UPDATE {jobs} SET reason = 'x' WHERE id = 'job-0001'")
