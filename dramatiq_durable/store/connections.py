@@ -124,39 +124,40 @@ class Pool:
         self._reset()
 
     def _reset(self) -> None:
-        self._changed = threading.Condition()
+        # NOTE: The lock is entered itself, never through the condition: an interrupt between acquiring it and entering
+        # the block would leave it locked for ever.
+        self._lock = threading.Lock()
+        self._given_back = threading.Condition(self._lock)
         #: When each was opened, and the connection; the one used last is at the end and is lent first.
         self._idle: list[tuple[float, Any]] = []
-        #: By thread.  ``None`` while it is being opened.
-        self._lent: dict[int, tuple[float, Any] | None] = {}
-        #: When each thread got what it has.
-        self._since: dict[int, float] = {}
+        #: Who has one; ``None`` while it is being opened.
+        self._lent: dict[threading.Thread, tuple[float, Any] | None] = {}
+        #: Since when.
+        self._since: dict[threading.Thread, float] = {}
 
     def take(self) -> Any:
-        me = threading.get_ident()
+        me = threading.current_thread()
         entry = self._find(me)
         if entry is None:
             try:
                 entry = (time.monotonic(), self._open())
             except BaseException:
-                with self._changed:
+                with self._lock:
                     self._lent.pop(me, None)
-                    self._changed.notify()
+                    self._given_back.notify()
                 raise
             self._lent[me] = entry
         self._since[me] = time.monotonic()
         return entry[1]
 
-    def _find(self, me: int) -> tuple[float, Any] | None:
+    def _find(self, me: threading.Thread) -> tuple[float, Any] | None:
         """Reserve a place for this thread; return an idle connection to use, or ``None`` when it is to open one."""
         deadline = time.monotonic() + self._wait
         dead: list[Any] = []
         try:
-            with self._changed:
-                left = self._lent.pop(me, None)
-                if left is not None:
-                    # An interrupt hit this thread between taking and giving.
-                    dead.append(left[1])
+            with self._lock:
+                # An interrupt may have hit this thread between taking and giving.
+                dead += self._reclaim([me])
                 while True:
                     while self._idle:
                         entry = self._idle.pop()
@@ -164,22 +165,33 @@ class Pool:
                             self._lent[me] = entry
                             return entry
                         dead.append(entry[1])
+                    if len(self._lent) >= self._size:
+                        dead += self._reclaim([thread for thread in self._lent if not thread.is_alive()])
                     if len(self._lent) < self._size:
                         self._lent[me] = None
                         return None
-                    if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
                         raise DatabaseUnavailable(
                             f"All {self._size} database connections of this process have been busy for "
                             f"{self._wait:g} seconds. Give it a larger pool, or fewer threads."
                         )
+                    self._given_back.wait(left)
         finally:
             _close_all(dead)
 
+    def _reclaim(self, threads: list[threading.Thread]) -> list[Any]:
+        return [entry[1] for entry in self._take_back(threads) if entry is not None]
+
+    def _take_back(self, threads: list[threading.Thread]) -> list[tuple[float, Any] | None]:
+        for thread in threads:
+            self._since.pop(thread, None)
+        return [self._lent.pop(thread, None) for thread in threads]
+
     def give(self, connection: Any, *, broken: bool) -> None:
         dead: list[Any] = []
-        with self._changed:
-            entry = self._lent.pop(threading.get_ident(), None)
-            self._since.pop(threading.get_ident(), None)
+        with self._lock:
+            (entry,) = self._take_back([threading.current_thread()])
             if broken or entry is None or not _is_idle(connection):
                 dead.append(connection)
                 if connection.broken:
@@ -188,23 +200,23 @@ class Pool:
                     self._idle.clear()
             else:
                 self._idle.append(entry)
-            self._changed.notify()
+            self._given_back.notify()
         _close_all(dead)
 
     def close_thread(self) -> None:
         """Nothing: a thread keeps none."""
 
     def close_idle(self) -> None:
-        with self._changed:
+        with self._lock:
             idle, self._idle = self._idle, []
         _close_all([connection for _, connection in idle])
 
     def break_off(self, longer_than: float) -> None:
         before = time.monotonic() - longer_than
-        with self._changed:
-            late = [entry[1] for me, entry in self._lent.items() if entry and self._since.get(me, before) < before]
-            for connection in late:
-                _shut_down(connection)
+        with self._lock:
+            for thread, entry in self._lent.items():
+                if entry is not None and self._since.get(thread, before) < before:
+                    _shut_down(entry[1])
 
     def forget(self) -> None:
         self._forgotten.append((self._idle, self._lent))

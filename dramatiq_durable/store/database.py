@@ -33,6 +33,9 @@ ATTEMPTS, PAUSE, MAX_PAUSE = 6, 0.02, 0.5
 #: tried again (seconds).
 HURRIED_PATIENCE, HURRIED_PAUSE = 0.5, 1.0
 
+#: How long a fork waits for the transaction of another thread (seconds).
+FORK_WAIT = 10.0
+
 
 def connect(url: str, *, pool_size: int = 20, busy_timeout: int = 5_000) -> Database:
     """Describe the database at *url*.  Nothing is opened yet.
@@ -271,6 +274,17 @@ class Database:
         self.close_thread()
         self._connections.close_idle()
 
+    def pause(self) -> bool:
+        """Let nobody begin to write before :meth:`go_on`; called right before a fork.
+
+        NOTE: SQLite keeps its locks in memory too.  A child that inherits those of a transaction could never write.
+        """
+        return self._embedded and self._writing.acquire(timeout=FORK_WAIT)
+
+    def go_on(self) -> None:
+        """The fork is over."""
+        self._writing.release()
+
     def reset_after_fork(self) -> None:
         """Forget, in the child of a fork, the connections of the parent.  They are not closed: the parent uses them."""
         self._local = _Local()
@@ -307,12 +321,23 @@ def _roll_back(connection: Any) -> None:
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_paused: list[Database] = []
 
 
-def _reset_all() -> None:
+def _before_fork() -> None:
+    _paused.extend(database for database in list(_databases) if database.pause())
+
+
+def _after_fork_in_parent() -> None:
+    while _paused:
+        _paused.pop().go_on()
+
+
+def _after_fork_in_child() -> None:
+    _paused.clear()
     for database in list(_databases):
         database.reset_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_all)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

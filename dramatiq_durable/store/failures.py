@@ -65,7 +65,7 @@ def translate(error: BaseException, action: str) -> StoreError:
     what = f"{action}: {_detail(error)}"
     if code in _MISSING or _is_missing_in_sqlite(error):
         return SchemaOutdated(f"The tables of the record are missing or old ({what}). {_MIGRATE}")
-    if code in _FORBIDDEN:
+    if code in _FORBIDDEN or isinstance(error, PermissionError):
         return NotPermitted(f"The database user may not do this ({what}). Grant it the rights it needs.")
     if code in _READ_ONLY:
         return DatabaseFull(f"The database can only be read ({what}). Make it writable, or name the server that is.")
@@ -120,7 +120,7 @@ def _detail(error: BaseException) -> str:
     primary = getattr(getattr(error, "diag", None), "message_primary", None)
     text = " ".join(str(primary or error or type(error).__name__).split())
     # NOTE: An "@" in a host's name is the rest of a password that was not encoded.
-    text = re.sub(r'"[^"\s]*@[^"\s]*"', '"***"', redact_text(text))
+    text = re.sub(r"""(["'])[^"'\s]*@[^"'\s]*\1""", '"***"', redact_text(text))
     return text[:500].rstrip(".") or type(error).__name__
 
 

@@ -26,7 +26,8 @@ broker_ref,
 _NEW = """
  SELECT CAST(? AS TEXT) AS id, CAST(? AS TEXT) AS queue, CAST(? AS TEXT) AS actor, CAST(? AS TEXT) AS agent,
   CAST(? AS {blob}) AS payload, CAST(? AS TEXT) AS parent_id, CAST(? AS TEXT) AS origin, CAST(? AS TEXT) AS parked,
-  COALESCE(CAST(? AS BIGINT), {now} + CAST(? AS BIGINT)) AS due, CAST(? AS TEXT) AS broker_ref, {now} AS at
+  COALESCE(CAST(? AS BIGINT), at + CAST(? AS BIGINT)) AS due, CAST(? AS TEXT) AS broker_ref, at
+ FROM (SELECT {now} AS at) AS clock
 """
 
 _INSERT = f"""

@@ -39,7 +39,7 @@ def connect(url: str, *, pool_size: int, busy_timeout: int) -> Database:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise InvalidDatabaseURL("The database URL cannot be understood: is its password percent-encoded?") from None
+        raise InvalidDatabaseURL("The database URL cannot be understood. Is its password percent-encoded?") from None
     if parts.scheme == "sqlite":
         return _sqlite(url, parts.path, parts.netloc, busy_timeout)
     if parts.scheme in ("postgresql", "postgres"):
