@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dramatiq.logging import get_logger
@@ -21,7 +22,7 @@ from .capture import results_of
 from .consumer import DurableConsumer
 from .counters import Counters
 from .courier import Courier
-from .current import RUN
+from .current import RUN, thread
 from .heartbeat import Heartbeat
 from .held import Registry, Run
 from .scheduler import Scheduler
@@ -134,6 +135,9 @@ class Engine:
         """This is the child of a fork: it holds nothing, and nothing of its parent's is its own."""
         self.db.reset_after_fork()
         self.registry.clear()
+        # NOTE: A fork inside an actor or a hook: the child is not the run.
+        RUN.set(None)
+        thread.capture = thread.sending = thread.settled = None
         self.counters = Counters()
         self.started = self.stopping = False
         self._build()
@@ -151,6 +155,7 @@ class Engine:
         self.stopping = False
         self._drain_until = None
         self.db.hurry(False)
+        self.registry.hurry(False)
         self._check_worker(self.broker)
         try:
             migrate.require_current(self.db)
@@ -172,6 +177,7 @@ class Engine:
         self.stopping = True
         self._stop_began = time.monotonic()
         self.db.hurry()
+        self.registry.hurry()
         self.writer.stop_waiting()
         if self.started:
             self._stopped.clear()
@@ -286,12 +292,35 @@ class Engine:
           SkipMessage: If the job is someone else's by now, or the worker stops before its start could be written.
           Exception: Anything else that kept it from starting; see :meth:`postpone`.
         """
-        self.registry.admit(run)
-        if run.strict or self.db.away or time.monotonic() >= run.valid_until:
-            self._start_strictly(run)
+        if run.strict or self.db.away or self.registry.crowded() or time.monotonic() >= run.valid_until:
+            with self._off_the_clock(run):
+                self._admit(run)
+                if run.strict or self.db.away or time.monotonic() >= run.valid_until:
+                    self._start_strictly(run)
+        else:
+            self._admit(run)
         if not self.registry.enter(run):
             raise SkipMessage(f"Job {run.id} was taken over by another worker.")
         RUN.set(run)
+
+    def _admit(self, run: Run) -> None:
+        if not self.registry.admit(run):
+            run.outcome = Outcome(run.id, run.claim, "released", started=False, reason="worker_stopped")
+            raise SkipMessage(f"Job {run.id} was not started: the worker stops.")
+
+    @contextlib.contextmanager
+    def _off_the_clock(self, run: Run) -> Iterator[None]:
+        """Waiting, for others or for the database, is not the actor's time: its time limit begins when it does."""
+        limits = [middleware for middleware in self.broker.middleware if isinstance(middleware, TimeLimit)]
+        for limit in limits:
+            limit.after_process_message(self.broker, run.message)
+        try:
+            yield
+        finally:
+            for limit in limits:
+                # What the broker swallows from this hook (a limit that is no number), it swallows here too.
+                with contextlib.suppress(Exception):
+                    limit.before_process_message(self.broker, run.message)
 
     def postpone(self, run: Run) -> None:
         """*run* could not be started for a reason of our own: it is tried again a little later, and nothing is

@@ -86,10 +86,12 @@ class Heartbeat:
           StoreError: If the database does not answer.
         """
         now = time.monotonic()
-        held = [run for run in self._registry.runs() if not run.lost and not _over_time(run, now)]
+        mine = [run for run in self._registry.runs() if not run.lost]
+        held = [run for run in mine if not _over_time(run, now)]
         pairs = [(run.id, run.claim, run.started) for run in held]
         beat = jobs.renew(self._db, self._owner(), pairs, self._lease)
-        unsure = []
+        # Runs over their time are not renewed, but are told when they have been taken over.
+        unsure = [run for run in mine if _over_time(run, now)]
         for run in held:
             if (run.id, run.claim) in beat.renewed:
                 run.valid_until = now + self._lease / 1000
@@ -106,7 +108,8 @@ class Heartbeat:
             row = standing.get(run.id)
             if row is not None and row.owner == self._owner() and row.claim == run.claim:
                 continue
-            if self._registry.get(run.id) is not run or run.reported:
+            if self._registry.get(run.id) is not run or run.outcome is not None:
+                # Over already; whether its outcome counts, the fence says.
                 continue
             self._counters.lost += 1
             self.logger.warning("Job %s was taken over while this process held it; its run no longer counts.", run.id)

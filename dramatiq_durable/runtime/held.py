@@ -155,11 +155,14 @@ class Registry:
         self._admitted = 0
         self._suspect: Run | None = None
         self._suspect_until = 0.0
+        self._hurried = False
 
     def begin(self, ids: list[str]) -> set[str]:
-        """Announce that *ids* are about to be claimed; return those that are not held or announced already."""
+        """Announce that *ids* are about to be claimed; return those that are not held or announced already.  A run that
+        was taken over, and may hang, does not keep its job from being claimed anew.
+        """
         with self._changed:
-            fresh = {id for id in ids if id not in self._runs}
+            fresh = {id for id in ids if id not in self._runs or _is_lost(self._runs[id])}
             self._runs.update(dict.fromkeys(fresh))
         return fresh
 
@@ -197,19 +200,50 @@ class Registry:
         with self._changed:
             return [run for run in self._runs.values() if run is not None]
 
-    def admit(self, run: Run) -> None:
-        """Count *run* among the runs of this process, after waiting for a suspect, or as the suspect for the others."""
+    def crowded(self) -> bool:
+        """Return whether a suspect runs, or waits to run, so that others have to wait."""
+        return self._suspect is not None
+
+    def hurry(self, hurried: bool = True) -> None:
+        """The process stops: nobody shall wait any more."""
+        with self._changed:
+            self._hurried = hurried
+            self._changed.notify_all()
+
+    def admit(self, run: Run) -> bool:
+        """Count *run* among the runs of this process, after waiting for a suspect, or as the suspect for the others;
+        ``False`` when the process stops while it would have to wait.
+        """
         with self._changed:
             while self._suspect is not None and (left := self._suspect_until - time.monotonic()) > 0:
+                if self._hurried:
+                    return False
                 self._changed.wait(left)
-            if run.suspect:
-                self._suspect, self._suspect_until = run, time.monotonic() + PATIENCE
-                while self._admitted and (left := self._suspect_until - time.monotonic()) > 0:
-                    self._changed.wait(left)
-                run.alone = not self._admitted
-                self._suspect_until = time.monotonic() + (SOLITUDE if run.alone else 0)
+            if run.suspect and not self._isolate(run):
+                return False
             run.admitted = True
             self._admitted += 1
+            return True
+
+    def _isolate(self, run: Run) -> bool:
+        """Wait until nothing else runs, for a while; ``False`` when the process stops meanwhile."""
+        self._suspect, self._suspect_until = run, time.monotonic() + PATIENCE
+        waited = False
+        try:
+            while self._admitted and (left := self._suspect_until - time.monotonic()) > 0:
+                if self._hurried:
+                    return False
+                self._changed.wait(left)
+            waited = True
+        finally:
+            if not waited:
+                # An interrupt, or the end: nobody is to wait for it.
+                self._suspect = None
+                self._changed.notify_all()
+        run.alone = not self._admitted
+        self._suspect_until = time.monotonic() + (SOLITUDE if run.alone else 0)
+        self._changed.notify_all()
+        return True
 
     def enter(self, run: Run) -> bool:
         """Mark that this thread begins to run the actor; ``False`` when the job has been lost meanwhile."""
@@ -240,6 +274,10 @@ class Registry:
             if run.thread_id is not None and not run.interrupted:
                 run.interrupted = True
                 raise_thread_exception(run.thread_id, LeaseLost)
+
+
+def _is_lost(run: Run | None) -> bool:
+    return run is not None and run.lost
 
 
 def _absorb_interrupt() -> None:

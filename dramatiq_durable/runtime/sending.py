@@ -107,15 +107,20 @@ class Sender:
         """
         ahead = _milliseconds(message, delay)
         capture = thread.capture
-        if capture is not None:
+        if capture is not None and self._is_ours(capture.run):
             return self._capture(message, ahead)
         run = RUN.get()
-        if run is not None and run.thread_id is not None:
+        if run is not None and run.thread_id is not None and self._is_ours(run):
             return self._send_from(run, message, ahead)
         self.host.check_order()
         if ahead:
             return self._record_for_later(messages.marked(message), ahead)
         return self._send(messages.marked(message))
+
+    def _is_ours(self, run: Run) -> bool:
+        """A job of another broker of this process has another record: what it sends here is sent like anything else."""
+        host: object = run.consumer.host
+        return host is self.host
 
     # After-hooks
 
