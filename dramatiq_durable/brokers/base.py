@@ -73,5 +73,8 @@ class BrokerView:
     def touch(self, queue_name: str) -> None:
         """Show the broker that this process is alive, while it fetches nothing."""
 
+    def maintain(self) -> None:
+        """Have the broker give back what dead processes had fetched, where it does not do so by itself."""
+
     def drop_undecodable(self, consumer: Consumer, payload: bytes) -> None:
         """Remove a payload that nobody can decode and that has been kept elsewhere."""

@@ -324,6 +324,7 @@ class Sweeper:
         except Exception as e:
             self.logger.warning("The broker could not be looked into: %s", e)
             return None
+        self._maintain()
         if found.put_back:
             self.logger.warning(
                 "The broker had lost the messages of %d queued jobs; they are put back.", found.put_back
@@ -331,6 +332,13 @@ class Sweeper:
             self.host.wake_scheduler()
         recovery.note_pass(self.host.db, "reconcile", self.host.owner, looked=found.looked, put_back=found.put_back)
         return found
+
+    def _maintain(self) -> None:
+        try:
+            self.host.view.maintain()
+        except Exception as e:
+            # Some providers forbid a command that Dramatiq's maintenance uses (KEYS); rows do not depend on it.
+            self.logger.debug("The broker's maintenance could not be run: %s", e)
 
     def _deliver_results(self) -> None:
         backends = self.host.result_backends()

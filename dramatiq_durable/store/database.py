@@ -54,6 +54,12 @@ def connect(url: str, *, pool_size: int = 20, busy_timeout: int = 5_000) -> Data
     return urls.connect(url, pool_size=pool_size, busy_timeout=busy_timeout)
 
 
+#: A process that is frozen inside a transaction holds the rows that it has locked.  The server ends such a
+#: transaction, and lets nobody inside one wait for a lock for ever.  SET LOCAL: nothing is left behind on a pooled
+#: connection.
+_BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '15s'; SET LOCAL lock_timeout = '5s'"
+
+
 class _Local(threading.local):
     connection: Any = None
     in_transaction: bool = False
@@ -211,8 +217,11 @@ class Database:
 
     def _begin(self, connection: Any) -> None:
         try:
-            # IMMEDIATE: a deferred transaction that begins with a read fails at once when it wants to write later.
-            connection.execute("BEGIN IMMEDIATE" if self._embedded else "BEGIN")
+            if self._embedded:
+                # A deferred transaction that begins with a read fails at once when it wants to write later.
+                connection.execute("BEGIN IMMEDIATE")
+            else:
+                connection.execute(_BEGIN, prepare=False)
         except Exception as e:
             raise self._failure(e, "begin a transaction") from e
 

@@ -7,6 +7,7 @@ built per call.  A template has ``?`` for parameters and these marks:
 * ``{rows:job text, token bigint}``: a sub-select of rows that come in as one parameter group (:meth:`Dialect.rows`);
 * ``{held:job text, token bigint}``: the same as a common table expression called ``held``, whose first column names
   jobs; their rows are locked, in the order of their ids;
+* ``{free:job text, token bigint}``: the same without the rows that others have locked;
 * ``{skip}``: lock the selected rows, but pass over those that others have locked;
 * ``{share}``: lock them against change only;
 * ``{jobs}``, ``{attempts}``, …: table names.
@@ -44,9 +45,9 @@ class Dialect:
     def _mark(self, name: str, argument: str | None) -> str:
         if name in _TABLES:
             return PREFIX + name
-        if name in ("rows", "held"):
+        if name in ("rows", "held", "free"):
             columns = [tuple(column.split()) for column in (argument or "").split(",")]
-            return self._rows(columns) if name == "rows" else self._held(columns)
+            return self._rows(columns) if name == "rows" else self._held(columns, skip=name == "free")
         if name in ("skip", "share"):
             return self._lock(name)
         if name in ("now", "blob", "expired"):
@@ -56,7 +57,7 @@ class Dialect:
     def _rows(self, columns: list[tuple[str, ...]]) -> str:
         raise NotImplementedError
 
-    def _held(self, columns: list[tuple[str, ...]]) -> str:
+    def _held(self, columns: list[tuple[str, ...]], *, skip: bool) -> str:
         raise NotImplementedError
 
     def _lock(self, kind: str) -> str:
@@ -80,7 +81,7 @@ class SQLite(Dialect):
         picked = ", ".join(f"json_extract(value, '$[{i}]') AS {column[0]}" for i, column in enumerate(columns))
         return f"SELECT {picked} FROM json_each(?)"
 
-    def _held(self, columns: list[tuple[str, ...]]) -> str:
+    def _held(self, columns: list[tuple[str, ...]], *, skip: bool) -> str:
         return f"held AS ({self._rows(columns)})"
 
     def _lock(self, kind: str) -> str:
@@ -106,11 +107,11 @@ class PostgreSQL(Dialect):
     def _rows(self, columns: list[tuple[str, ...]]) -> str:
         return f"SELECT * FROM {self._unnest(columns)}"
 
-    def _held(self, columns: list[tuple[str, ...]]) -> str:
+    def _held(self, columns: list[tuple[str, ...]], *, skip: bool) -> str:
         key = columns[0][0]
         return (
             f"held AS (SELECT given.* FROM {self._unnest(columns)} JOIN {PREFIX}jobs j ON j.id = given.{key}"
-            " ORDER BY j.id FOR UPDATE OF j)"
+            f" ORDER BY j.id FOR UPDATE OF j{' SKIP LOCKED' if skip else ''})"
         )
 
     def _unnest(self, columns: list[tuple[str, ...]]) -> str:

@@ -27,7 +27,8 @@ _MISSING = {"42P01", "42703", "3F000"}
 _FORBIDDEN = {"42501", "28000", "28P01", 3, 23}
 _READ_ONLY = {"25006", 8}
 _FULL = {"53100", 13}
-_AWAY_CLASSES = ("08", "53", "57", "58")
+# 25P03: the server ended a transaction that did nothing for too long; with it went the connection.
+_AWAY_CLASSES = ("08", "53", "57", "58", "25P03")
 _AWAY = {10, 14, 15, 17}
 _NO_DATABASE = {11, 26}
 

@@ -79,8 +79,10 @@ WHERE state = 'active' AND finished_at IS NULL ORDER BY id
 """,
 )
 
-# The lease of each given row has stood still since it was watched, and has run out.
-_WATCHED = "{held:job text, token bigint, seen bigint}"
+# The lease of each given row has stood still since it was watched, and has run out.  A row that somebody has locked is
+# left alone: its owner may be finishing it, or be frozen in the middle of that, and nobody else's jobs shall wait for
+# it.
+_WATCHED = "{free:job text, token bigint, seen bigint}"
 _STILL = "id = held.job AND claim = held.token AND beat = held.seen AND state = 'active' AND {expired}"
 
 _REAP_CLAIMED = Statement(
@@ -103,7 +105,7 @@ INSERT INTO {{attempts}} (job_id, claim, attempt, owner, started_at, ended_at, e
 SELECT id, claim, attempt, owner, started_at, {{now}}, 'lost', 'WorkerLost',
  'The worker process stopped renewing its lease while the actor ran: it was killed, or cut off from the database.', ''
 FROM held JOIN {{jobs}} ON {_STILL} WHERE started_at IS NOT NULL
-ON CONFLICT (job_id, claim) DO NOTHING
+ON CONFLICT (job_id, claim) DO NOTHING RETURNING job_id
 """,
 )
 
@@ -270,8 +272,7 @@ def reap(db: Database, rows: Sequence[tuple[str, int, int]], max_lost: int) -> R
       db(Database)
       rows(Sequence): Triples of id, claim and beat.
       max_lost(int): With how many lost runs a job fails, if it ran alone in its process when that died; with three
-      times
-        as many, if it did not.
+        times as many, if it did not.
 
     Returns:
       Reaped: What became of them.
@@ -280,8 +281,9 @@ def reap(db: Database, rows: Sequence[tuple[str, int, int]], max_lost: int) -> R
 
     def work() -> Reaped:
         claimed = len(db.fetch(_REAP_CLAIMED, given))
-        db.execute(_NOTE_LOST, given)
-        fates = [row[0] for row in db.fetch(_REAP_STARTED, (*given, max_lost))]
+        noted = {row[0] for row in db.fetch(_NOTE_LOST, given)}
+        lost = db.dialect.rows(sorted(row for row in rows if row[0] in noted), 3)
+        fates = [row[0] for row in db.fetch(_REAP_STARTED, (*lost, max_lost))]
         return Reaped(claimed + fates.count("queued"), fates.count("failed"), fates.count("in_doubt"))
 
     return db.run(work)

@@ -41,7 +41,10 @@ class Skipper(Middleware):
             raise SkipMessage("as asked")
 
 
-broker = RedisBroker(url=os.environ["DURABLE_TEST_REDIS"])
+broker = RedisBroker(
+    url=os.environ["DURABLE_TEST_REDIS"],
+    heartbeat_timeout=int(os.environ.get("DURABLE_TEST_HEARTBEAT_TIMEOUT", 60_000)),
+)
 results = RedisBackend(url=os.environ["DURABLE_TEST_REDIS"])
 broker.add_middleware(Results(backend=results))
 broker.add_middleware(CurrentMessage())
@@ -56,6 +59,13 @@ if os.environ.get("DURABLE_TEST_PROMETHEUS") == "1":
 if os.environ.get("DURABLE_TEST_PLAIN") != "1":
     durable.install(broker)
 dramatiq.set_broker(broker)
+
+if os.environ.get("DURABLE_TEST_CRASH"):
+    # "after settle kill": at the first time this process gets there.
+    from dramatiq_durable import crashpoints
+
+    _when, _point, _action = os.environ["DURABLE_TEST_CRASH"].split()
+    crashpoints.arm(_point, _when, _action, told=lambda point: journal.note("crash", point))
 
 
 def me() -> str:
