@@ -19,21 +19,21 @@ __all__ = [
 ]
 
 #: Where each public name lives.  They are imported when they are first asked for: settings alone cost more than the
-#: rest.
+#: rest.  No module may be called like a public name: importing it would put the module in the name's place.
 _HOMES = {
-    "Durable": "install",
+    "Durable": "equip",
     "DurableError": "errors",
     "DurableRecord": "middleware.record",
     "JobState": "states",
     "LeaseLost": "errors",
     "Reconciler": "middleware.reconciler",
     "Settings": "settings",
-    "install": "install",
+    "install": "equip",
 }
 
 if TYPE_CHECKING:
+    from .equip import Durable, install
     from .errors import DurableError, LeaseLost
-    from .install import Durable, install
     from .middleware.reconciler import Reconciler
     from .middleware.record import DurableRecord
     from .settings import Settings

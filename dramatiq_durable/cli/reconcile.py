@@ -21,7 +21,7 @@ from .common import AsJson, DatabaseUrl, Refusal
 from .render import console, count, emit, plain, say
 
 if TYPE_CHECKING:
-    from ..install import Durable
+    from ..equip import Durable
 
 __all__ = ["reconcile"]
 

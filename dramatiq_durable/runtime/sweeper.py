@@ -19,7 +19,6 @@ from ..errors import StoreError
 from ..store import outcomes, recovery
 from ..store.types import ActiveRow, Waiting, WorkerInfo
 from .courier import deliver_results
-from .stranded import Strandings, give_back, put_back_stranded
 
 if TYPE_CHECKING:
     from dramatiq import Broker
@@ -111,7 +110,7 @@ def look(
     *,
     grace: int,
     stranded_after: float,
-    strandings: Strandings,
+    strandings: dict[tuple[str, str | None], float],
     progress: Callable[[int], None] | None = None,
     stopped: Callable[[], bool] | None = None,
 ) -> Look:
@@ -135,7 +134,7 @@ def look(
     """
     looked = put_back = 0
     suspects: list[tuple[float, list[Waiting]]] = []
-    held: Strandings = {}
+    held: dict[tuple[str, str | None], float] = {}
     after = ""
     while page := recovery.waiting_page(db, after, PAGE, grace if view.can_look else BLIND_AGE):
         after = page[-1].id
@@ -143,8 +142,7 @@ def look(
         missing = view.missing(page) if view.can_look else {row.id for row in page}
         if missing:
             suspects.append((time.monotonic(), [row for row in page if row.id in missing]))
-        there = [row for row in page if row.id not in missing]
-        put_back += put_back_stranded(db, view, there, stranded_after, strandings, held)
+        put_back += _check_stranded(db, view, page, missing, stranded_after, strandings, held)
         while sum(len(rows) for _, rows in suspects) > SUSPECTS:
             put_back += _second_look(db, view, *suspects.pop(0))
         if progress is not None:
@@ -153,7 +151,6 @@ def look(
             break
     for since, rows in suspects:
         put_back += _second_look(db, view, since, rows)
-    give_back(db, view, stranded_after, strandings, held)
     strandings.clear()
     strandings.update(held)
     return Look(looked, put_back)
@@ -163,6 +160,32 @@ def _second_look(db: Database, view: BrokerView, since: float, rows: list[Waitin
     time.sleep(max(0.0, since + SECOND_LOOK - time.monotonic()))
     missing = view.missing(rows) if view.can_look else {row.id for row in rows}
     return len(recovery.put_back(db, [(row.id, row.broker_ref) for row in rows if row.id in missing]))
+
+
+def _check_stranded(
+    db: Database,
+    view: BrokerView,
+    page: list[Waiting],
+    missing: set[str],
+    stranded_after: float,
+    strandings: dict[tuple[str, str | None], float],
+    held: dict[tuple[str, str | None], float],
+) -> int:
+    """Put back jobs whose copy has been in a consumer's hands for too long without their row being claimed."""
+    in_hand = view.stranded([row for row in page if row.id not in missing]) if view.can_look else set()
+    now = time.monotonic()
+    overdue = []
+    for row in page:
+        if row.id in in_hand:
+            key = (row.id, row.broker_ref)
+            held[key] = strandings.get(key, now)
+            if now - held[key] >= stranded_after:
+                overdue.append(row)
+    if not overdue:
+        return 0
+    done = recovery.put_back(db, [(row.id, row.broker_ref) for row in overdue])
+    view.discard([row for row in overdue if row.id in done])
+    return len(done)
 
 
 class Host(Protocol):
@@ -200,14 +223,12 @@ class Sweeper:
         lease = host.options.lease / 1000
         self._tick = min(host.options.heartbeat_interval / 1000, lease / 4, self.interval)
         self._watch = LeaseWatch(lease, self._tick)
-        self._strandings: Strandings = {}
+        self._strandings: dict[tuple[str, str | None], float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._next_look = 0.0
         self._next_enlist = 0.0
-        # Apart from the thread that watches leases: a broker or a results backend may hang for minutes.
         self._looking: threading.Thread | None = None
-        self._delivering: threading.Thread | None = None
 
     def start(self) -> None:
         self._stop.clear()
@@ -257,24 +278,9 @@ class Sweeper:
         looking = self._looking is not None and self._looking.is_alive()
         if now >= self._next_look and not looking:
             self._next_look = now + self.interval * random.uniform(0.9, 1.1)  # noqa: S311
-            self._looking = self._beside(self.look_once, "durable-look")
-
-    def _beside(self, work: Callable[[], object], name: str) -> threading.Thread:
-        """Do *work* on a thread of its own: leases must be watched, and the leader's own renewed, meanwhile."""
-
-        def run() -> None:
-            try:
-                work()
-            except StoreError as e:
-                self.logger.warning("Reconciliation waits for the database: %s", e)
-            except Exception:
-                self.logger.critical("Unexpected failure while reconciling.", exc_info=True)
-            finally:
-                self.host.db.close_thread()
-
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
-        return thread
+            # On a thread of its own: leases must be watched, and the leader's own renewed, while a long look goes on.
+            self._looking = threading.Thread(target=self._look, name="durable-look", daemon=True)
+            self._looking.start()
 
     def _reap(self, overdue: list[ActiveRow]) -> None:
         rows = [(row.id, row.claim, row.beat) for row in overdue]
@@ -285,6 +291,16 @@ class Sweeper:
             )
             recovery.note_pass(self.host.db, "reaper", self.host.owner, requeued=reaped.requeued, failed=reaped.failed)
             self.host.wake_scheduler()
+
+    def _look(self) -> None:
+        try:
+            self.look_once()
+        except StoreError as e:
+            self.logger.warning("Reconciliation waits for the database: %s", e)
+        except Exception:
+            self.logger.critical("Unexpected failure while looking into the broker.", exc_info=True)
+        finally:
+            self.host.db.close_thread()
 
     def look_once(self, progress: Callable[[int], None] | None = None) -> Look | None:
         """Look once; ``None`` when the broker did not answer.
@@ -326,11 +342,7 @@ class Sweeper:
 
     def _deliver_results(self) -> None:
         backends = self.host.result_backends()
-        if not backends or self._delivering is not None and self._delivering.is_alive():
-            return
-        rows = outcomes.pending_results(self.host.db, 5_000, TURN_LIMIT)
+        rows = outcomes.pending_results(self.host.db, 5_000, TURN_LIMIT) if backends else []
         if rows:
-            self._delivering = self._beside(
-                lambda: outcomes.mark_stored(self.host.db, deliver_results(backends, rows, self.logger)),
-                "durable-results",
-            )
+            stored = deliver_results(backends, rows, self.logger)
+            outcomes.mark_stored(self.host.db, stored)

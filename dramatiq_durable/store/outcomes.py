@@ -131,9 +131,7 @@ _SETTLED = Statement(
 SELECT given.job FROM ({rows:job text, token bigint, kind text}) given
 WHERE EXISTS (
   SELECT 1 FROM {jobs} j WHERE j.id = given.job AND (
-   j.claim = given.token AND j.owner = ?
-    AND j.state = CASE given.kind WHEN 'skipped' THEN 'cancelled' WHEN 'failed' THEN 'failed' ELSE 'completed' END
-    AND given.kind IN ('completed', 'failed', 'skipped')
+   j.claim = given.token AND j.owner = ? AND j.state IN ('completed', 'failed', 'cancelled')
    OR j.claim = given.token + 1 AND j.owner IS NULL
     AND (given.kind = 'parked' AND j.state = 'parked' OR given.kind = 'released' AND j.state = 'queued')
   )
@@ -144,15 +142,11 @@ WHERE EXISTS (
 """,
 )
 
-#: For how long after its time (milliseconds) a result may still be of use to somebody.
-LATE = 3_600_000
-
 _PENDING = Statement(
     "look for results that are not stored yet",
-    f"""
-SELECT job_id, key, value, ttl FROM {{results}}
-WHERE stored_at IS NULL AND created_at <= {{now}} - CAST(? AS BIGINT) AND created_at > {{now}} - ttl - {LATE}
-ORDER BY created_at LIMIT ?
+    """
+SELECT job_id, key, value, ttl FROM {results}
+WHERE stored_at IS NULL AND created_at <= {now} - CAST(? AS BIGINT) ORDER BY created_at LIMIT ?
 """,
 )
 
@@ -260,8 +254,7 @@ def _keep_attempt(db: Database, owner: str, outcome: Outcome, attempt: int) -> N
 
 
 def pending_results(db: Database, older_than: int, limit: int) -> list[tuple[str, str, bytes, int]]:
-    """Return results that are not in the results backend although their outcome was written a while ago, except those
-    that it would have forgotten long ago: one that it refuses must not stand in the way of the others for ever.
+    """Return results that are not in the results backend although their outcome was written a while ago.
 
     Parameters:
       db(Database)
