@@ -1,0 +1,25 @@
+"""Half a minute of torture on each database; ``DURABLE_TORTURE_SEED`` chooses which.  ``python -m tests.torture`` does
+more."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.torture.torture import torture
+
+SEED = int(os.environ.get("DURABLE_TORTURE_SEED", "1"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_a_tortured_fleet_loses_nothing_and_runs_nothing_twice(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with capsys.disabled():
+        print(f"\ntorture: seed {SEED}, {database}")
+    verdict = torture(SEED, 30, database, tmp_path)
+    print(verdict.text())
+    assert verdict.good, verdict.text()
