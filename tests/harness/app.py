@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import time
@@ -259,3 +260,18 @@ if os.environ.get("DURABLE_TEST_NEWER") == "1":
     def newcomer() -> None:
         journal.note("begin", me())
         journal.note("end", me())
+
+
+@dramatiq.actor
+def grip(seconds: float) -> None:
+    """Holds the interpreter's lock, as C code that does not let go of it does: no other thread of the process runs."""
+    journal.note("begin", me())
+    ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
+    journal.note("end", me())
+
+
+if os.environ.get("DURABLE_TEST_CLOCK_SHIFT"):
+    # A host whose clock is wrong.
+    _shift, _time = float(os.environ["DURABLE_TEST_CLOCK_SHIFT"]), time.time
+    time.time = lambda: _time() + _shift
+    dramatiq.common.time = time.time

@@ -21,11 +21,13 @@ from dramatiq_durable.store.database import connect
 class Bench:
     """A broker that is equipped, with a results backend, and workers that are stopped at the end."""
 
-    def __init__(self, database_url: str, *middleware: Middleware, **settings: Any) -> None:
+    def __init__(
+        self, database_url: str, *middleware: Middleware, broker: StubBroker | None = None, **settings: Any
+    ) -> None:
         db = connect(database_url)
         migrate.upgrade(db)
         db.close_all()
-        self.broker = StubBroker()
+        self.broker = broker or StubBroker()
         self.backend = StubBackend()
         dramatiq.set_broker(self.broker)
         self.broker.add_middleware(Results(backend=self.backend))
