@@ -213,7 +213,8 @@ class DurableConsumer(Consumer):
             strangers = [id for id in refused if id not in standing]
             adopted = self._adopt([batch[id] for id in strangers])
             reloaded = self._reload({id: batch[id] for id in granted}, granted)
-        except StoreError:
+        except Exception:
+            # Whatever it was, the messages are in hand and nothing has been said about them.
             self._fetched += batch.values()
             raise
         again: dict[str, MessageProxy] = {}
@@ -263,17 +264,25 @@ class DurableConsumer(Consumer):
         return runnable
 
     def _reload(self, batch: dict[str, MessageProxy], granted: dict[str, Claimed]) -> dict[str, Any]:
-        """Load the rows of claimed jobs whose message was made from another revision: what runs is the row's input."""
-        stale = [
-            id for id, message in batch.items() if messages.revision_of(message) not in (None, granted[id].revision)
-        ]
-        if not stale:
-            return {}
-        return {id: messages.rebuild(row) for id, row in jobs.load(self.host.db, stale).items()}
+        """Load the rows of claimed jobs whose message was made from another revision: what runs is the row's input.
+
+        Returns:
+          dict: The message for each of them, or ``None`` where this process cannot read the row's payload.
+        """
+        stale = [id for id, m in batch.items() if (messages.revision_of(m) or 1) != granted[id].revision]
+        reloaded: dict[str, Any] = {}
+        for id, row in jobs.load(self.host.db, stale).items() if stale else ():
+            try:
+                reloaded[id] = messages.rebuild(row)
+            except Exception:
+                self.logger.error("The payload of job %s cannot be read by this process.", id, exc_info=True)
+                reloaded[id] = None
+        return reloaded
 
     def _take(self, message: MessageProxy, claimed: Claimed, before: float, reloaded: dict[str, Any]) -> None:
         host = self.host
-        if claimed.id in reloaded:
+        unreadable = claimed.id in reloaded and reloaded[claimed.id] is None
+        if claimed.id in reloaded and not unreadable:
             ref = message.options.get("redis_message_id")
             message._message = reloaded[claimed.id]
             if ref is not None:
@@ -287,13 +296,15 @@ class DurableConsumer(Consumer):
         )
         host.registry.hold(run)
         self._announced.discard(run.id)
-        if message.actor_name not in host.broker.actors:
+        if unreadable:
+            self._park(run, "undecodable")
+        elif message.actor_name not in host.broker.actors:
             self._park(run, "unknown_actor")
         else:
             self._claimable.append(message)
 
     def _park(self, run: Run, reason: str) -> None:
-        self.logger.warning("Job %s is parked: actor %r is unknown here.", run.id, run.message.actor_name)
+        self.logger.warning("Job %s of actor %r is parked (%s).", run.id, run.message.actor_name, reason)
         self.host.counters.parked += 1
         run.outcome = Outcome(run.id, run.claim, "parked", started=False, reason=reason)
         run.answer = "ack"
