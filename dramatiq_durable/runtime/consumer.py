@@ -21,7 +21,7 @@ from ..errors import StoreError
 from ..store import jobs, recovery
 from ..store.types import Claimed, NewJob, Outcome
 from . import messages
-from .held import Registry, Run, run_of
+from .held import Registry, Run, find_lost, run_of
 
 if TYPE_CHECKING:
     from dramatiq import Broker
@@ -180,6 +180,7 @@ class DurableConsumer(Consumer):
 
     def _announce(self) -> dict[str, MessageProxy]:
         """Tell the registry what is about to be claimed; answer copies of what this process has in hand already."""
+        self._find_lost()
         fetched, self._fetched = self._fetched, []
         batch: dict[str, MessageProxy] = {}
         fresh = self.host.registry.begin([m.message_id for m in fetched]) | self._announced
@@ -198,6 +199,17 @@ class DurableConsumer(Consumer):
         if not batch and self._fetched:
             time.sleep(0.005)
         return batch
+
+    def _find_lost(self) -> None:
+        """Look at jobs that this process is running while one more copy comes: it may be the one of a taken-over job,
+        put back for a run that counts.  Taking it for a duplicate would lose it.
+        """
+        host = self.host
+        runs = [host.registry.get(message.message_id) for message in self._fetched]
+        held = [run for run in runs if run is not None and run.outcome is None and not run.lost]
+        for run in find_lost(host.db, host.owner, host.registry, held) if held else []:
+            host.counters.lost += 1
+            self.logger.warning("Job %s was taken over while this process ran it; its run no longer counts.", run.id)
 
     def _claim_batch(self, batch: dict[str, MessageProxy]) -> dict[str, MessageProxy]:
         """Claim *batch*; return what has to be claimed again."""

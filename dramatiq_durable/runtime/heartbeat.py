@@ -11,6 +11,7 @@ from dramatiq.logging import get_logger
 
 from ..errors import StoreError
 from ..store import jobs
+from .held import find_lost
 
 if TYPE_CHECKING:
     from ..store.database import Database
@@ -103,17 +104,9 @@ class Heartbeat:
 
     def _confirm(self, unsure: list[Run]) -> None:
         """Find out about claims that were not renewed: locked for a moment, settled just now, or lost."""
-        standing = jobs.locate(self._db, [run.id for run in unsure])
-        for run in unsure:
-            row = standing.get(run.id)
-            if row is not None and row.owner == self._owner() and row.claim == run.claim:
-                continue
-            if self._registry.get(run.id) is not run or run.outcome is not None:
-                # Over already; whether its outcome counts, the fence says.
-                continue
+        for run in find_lost(self._db, self._owner(), self._registry, unsure):
             self._counters.lost += 1
             self.logger.warning("Job %s was taken over while this process held it; its run no longer counts.", run.id)
-            self._registry.lose(run)
 
     def _let_go(self, strays: tuple[tuple[str, int, bool], ...]) -> None:
         """Release rows that nothing here works on.  An id is announced to the registry before it is claimed, so what is

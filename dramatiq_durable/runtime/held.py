@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 from dramatiq.middleware import raise_thread_exception
 
 from ..errors import LeaseLost
+from ..store import jobs
 from ..store.types import Claimed, Outcome
 
 if TYPE_CHECKING:
     from dramatiq import Message
     from dramatiq.broker import MessageProxy
 
+    from ..store.database import Database
     from .consumer import DurableConsumer
 
-__all__ = ["Registry", "Run", "run_of"]
+__all__ = ["Registry", "Run", "find_lost", "run_of"]
 
 _ATTRIBUTE = "_durable_run"
 
@@ -278,6 +280,25 @@ class Registry:
 
 def _is_lost(run: Run | None) -> bool:
     return run is not None and run.lost
+
+
+def find_lost(db: Database, owner: str, registry: Registry, runs: list[Run]) -> list[Run]:
+    """Return those of *runs* whose job is someone else's by now; they are marked so, and interrupted.
+
+    Raises:
+      StoreError: If the database does not answer.
+    """
+    standing = jobs.locate(db, [run.id for run in runs])
+    lost = []
+    for run in runs:
+        row = standing.get(run.id)
+        if row is not None and row.owner == owner and row.claim == run.claim:
+            continue
+        # What is settled just now has moved by our own doing, and if not, the fence says so.
+        if run.outcome is None and registry.get(run.id) is run:
+            registry.lose(run)
+            lost.append(run)
+    return lost
 
 
 def _absorb_interrupt() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import sqlite3
 import sys
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import dramatiq
 import pytest
@@ -28,6 +31,7 @@ from tests.servers import Valkey, wait_until
 #: For tests in which the database plays no part.
 only_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
+_NOW = Statement("look at the clock", "SELECT {now}")
 _UNDECODABLE = Statement("look at undecodable messages", "SELECT payload, times FROM {undecodable}")
 
 
@@ -40,14 +44,16 @@ class World:
 
     Attributes:
       app: The application, imported in this process: it only sends.
+      database_path(str): The file, where the database is one.
       db(Database): The record.
       fleet(Fleet): The worker processes.
       journal(Journal): What the jobs say.
       valkey(Valkey): The broker's server.
     """
 
-    def __init__(self, app: Any, db: Database, fleet: Fleet, journal: Journal, valkey: Valkey) -> None:
+    def __init__(self, app: Any, db: Database, fleet: Fleet, journal: Journal, valkey: Valkey, path: str) -> None:
         self.app = app
+        self.database_path = path
         self.db = db
         self.fleet = fleet
         self.journal = journal
@@ -145,6 +151,31 @@ class World:
         rows = self.db.fetch(_UNDECODABLE)
         return [{"payload": bytes(payload), "times": times} for payload, times in rows]
 
+    def freeze(self, worker: WorkerProcess) -> None:
+        """Freeze *worker*, but not in the middle of a transaction.
+
+        SQLite's file would stay locked for everybody, which no takeover can help.
+        """
+        while True:
+            worker.freeze()
+            if self.db.dialect.name != "sqlite" or not self._is_locked():
+                return
+            worker.thaw()
+            time.sleep(0.01)
+
+    def _is_locked(self) -> bool:
+        with contextlib.closing(sqlite3.connect(self.database_path, timeout=0.2, isolation_level=None)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return True
+            connection.execute("ROLLBACK")
+            return False
+
+    def database_time(self) -> int:
+        """Return the database's clock, in milliseconds."""
+        return int(self.db.fetch(_NOW)[0][0])
+
     def counts(self) -> dict[str, int]:
         return reading.counts(self.db)
 
@@ -215,7 +246,7 @@ def world(
         monkeypatch.setenv(name, value)
     sys.modules.pop("tests.harness.app", None)
     app = importlib.import_module("tests.harness.app")
-    world = World(app, db, fleet, Journal(tmp_path / "journal"), broker_server)
+    world = World(app, db, fleet, Journal(tmp_path / "journal"), broker_server, urlsplit(database_url).path)
     failed_before = request.session.testsfailed
     try:
         yield world

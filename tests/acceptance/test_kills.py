@@ -103,7 +103,7 @@ def test_a_frozen_worker_that_wakes_after_its_lease_changes_nothing(world: World
     chain.run()
     id = message.message_id
     world.wait_begun(id)
-    first.freeze()
+    world.freeze(first)
     # When another one takes the job over and finishes it
     world.fleet.start()
     world.wait_begun(id, 2)

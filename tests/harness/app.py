@@ -167,6 +167,41 @@ def held_flaky(name: str) -> None:
         raise RuntimeError("failed while the broker was away")
 
 
+@dramatiq.actor(store_results=True)
+def held_pid(name: str) -> int:
+    journal.note("begin", me())
+    wait_for(name)
+    journal.note("end", me())
+    return os.getpid()
+
+
+@dramatiq.actor
+def stubborn(name: str, children: int) -> None:
+    """Takes no notice of interrupts, and sends its children all the same."""
+    id = me()
+    journal.note("begin", id)
+    while not (ROOM / name).exists():
+        try:
+            time.sleep(0.02)
+        except BaseException as e:
+            journal.note("swallowed", id, type(e).__name__)
+    for i in range(children):
+        try:
+            quick.send(i)
+        except Exception as e:
+            journal.note("raised", id, type(e).__name__)
+    journal.note("end", id)
+
+
+@dramatiq.actor(max_runtime=1_500)
+def hangs_once() -> None:
+    """Hangs for as long as the process lives, the first time."""
+    journal.note("begin", me())
+    while journal.count("begin", me()) == 1:
+        time.sleep(0.02)
+    journal.note("end", me())
+
+
 @dramatiq.actor
 def again(times: int) -> None:
     """Enqueues its own message until it has run *times* times."""

@@ -26,17 +26,19 @@ SETTINGS = {
 
 
 class WorkerProcess:
-    """One ``dramatiq`` command with one process.
+    """One ``dramatiq`` command: a master and its worker processes.
 
     Parameters:
       env(dict): Its environment.
       room(Path): Where its output goes.
-      threads(int): How many jobs it runs at a time.
+      processes(int): How many worker processes it has.
+      threads(int): How many jobs each of them runs at a time.
     """
 
-    def __init__(self, env: dict[str, str], room: Path, *, threads: int = 4) -> None:
+    def __init__(self, env: dict[str, str], room: Path, *, processes: int = 1, threads: int = 4) -> None:
         self.log = room / f"worker-{time.monotonic_ns()}.log"
-        command = [sys.executable, "-m", "dramatiq", "tests.harness.app", "-p", "1", "-t", str(threads)]
+        command = [sys.executable, "-m", "dramatiq", "tests.harness.app"]
+        command += ["-p", str(processes), "-t", str(threads)]
         command += ["--worker-shutdown-timeout", "20000"]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
@@ -79,10 +81,22 @@ class WorkerProcess:
         return self.process.wait(timeout)
 
     def freeze(self) -> None:
+        """Stop every thread of it; they have stopped when this returns."""
+        pids = [self.process.pid, *self.children()]
         self.signal_all(signal.SIGSTOP)
+        wait_until(lambda: all(map(_is_stopped, pids)), 30, "all of the worker has stopped")
 
     def thaw(self) -> None:
         self.signal_all(signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether all threads of a process stand still, or it is gone."""
+    try:
+        states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:
+        return False
+    return all(state in "TtZX" for state in states)
 
 
 class Fleet:
@@ -107,8 +121,8 @@ class Fleet:
             **{f"DRAMATIQ_DURABLE_{name}": value for name, value in SETTINGS.items()},
         }
 
-    def start(self, *, threads: int = 4, ready: bool = True, **env: str) -> WorkerProcess:
-        worker = WorkerProcess({**self.env, **env}, self.room, threads=threads)
+    def start(self, *, processes: int = 1, threads: int = 4, ready: bool = True, **env: str) -> WorkerProcess:
+        worker = WorkerProcess({**self.env, **env}, self.room, processes=processes, threads=threads)
         self.workers.append(worker)
         return worker.wait_ready() if ready else worker
 
@@ -117,6 +131,12 @@ class Fleet:
         pids = [worker.process.pid, *worker.children()]
         worker.kill()
         self.deaths.update(dict.fromkeys(pids, time.monotonic()))
+
+    def signal_process(self, pid: int, number: int) -> None:
+        """Send a signal to one worker process; remember when it died of it."""
+        os.kill(pid, number)
+        if number == signal.SIGKILL:
+            self.deaths[pid] = time.monotonic()
 
     def touch(self, name: str) -> None:
         (self.room / name).touch()
