@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from dramatiq_durable.store import reading
+from dramatiq_durable.store import reading, recovery
 from tests.acceptance.conftest import World
 from tests.harness.workers import WorkerProcess
 from tests.servers import wait_until
@@ -145,3 +145,26 @@ def test_a_job_past_its_max_runtime_is_taken_over_though_its_worker_lives(world:
     assert row.lost == 1
     assert world.journal.count("begin", message.message_id) == 2
     assert not first.dead()
+
+
+@pytest.mark.settings(RECONCILE_INTERVAL="60000", PUBLISH_GRACE="60000")
+def test_a_worker_that_wakes_may_take_its_own_job_anew(world: World) -> None:
+    """P2: the message of a taken-over job is no duplicate, not even in the process that lost it and does not know."""
+    worker = world.fleet.start()
+    message = world.app.held.send("go")
+    world.wait_begun(message.message_id)
+    world.freeze(worker)
+    # Given a job that somebody else's reconciler takes away and publishes again
+    row = world.job(message.message_id)
+    wait_until(lambda: world.database_time() > (row.lease_until or 0), what="the lease has run out")
+    assert recovery.reap(world.db, [(row.id, row.claim, row.beat)], 3).requeued == 1
+    [due] = recovery.take_due(world.db, 10)
+    world.deliver(message.copy(options={"redis_message_id": due.broker_ref}).encode(), ref=due.broker_ref)
+    # When its worker wakes, the only one there is
+    worker.thaw()
+    # Then it gives the old run up and runs the job again
+    world.wait_begun(message.message_id, 2)
+    world.fleet.touch("go")
+    world.wait_state(message.message_id, "completed")
+    world.wait_idle()
+    assert not worker.dead()
