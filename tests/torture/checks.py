@@ -236,7 +236,7 @@ def results(e: Evidence) -> Iterable[str]:
     for result in e.results:
         if result["stored_at"] is None:
             yield f"the result of {result['job_id']} was never stored"
-        elif result["stored_at"] > e.loss and not e.stored.get(result["key"]):
+        elif result["created_at"] > e.loss and not e.stored.get(result["key"]):
             yield f"the result of {result['job_id']} was stored after the last loss and is not there"
 
 

@@ -31,6 +31,7 @@ class Faults:
       broker_link(Proxy): What the workers reach it through.
       database(Postgres | Path): The server, or the file.
       database_link(Proxy): What the workers reach the server through.
+      name(str): The database on the server.
 
     Attributes:
       log(list): What was done: seconds since the start, and words.
@@ -44,12 +45,14 @@ class Faults:
         broker_link: Proxy,
         database: Postgres | Path,
         database_link: Proxy | None,
+        name: str = "",
     ) -> None:
         self.fleet = fleet
         self.broker = broker
         self.broker_link = broker_link
         self.database = database
         self.database_link = database_link
+        self.name = name
         self.log: list[tuple[float, str]] = []
         self.losses: list[int] = []
         self.errors: list[str] = []
@@ -93,6 +96,12 @@ class Faults:
 
     def _deploy(self, fault: Fault) -> str:
         return self.fleet.deploy(_slot(fault))
+
+    def _deploy_hastily(self, fault: Fault) -> str:
+        return self.fleet.deploy(_slot(fault), fault.seconds)
+
+    def _kill_all(self, fault: Fault) -> str:
+        return "; ".join(self.fleet.kill(slot) for slot in range(len(self.fleet.slots)))
 
     def _freeze(self, fault: Fault) -> str:
         return self.fleet.freeze(_slot(fault), fault.seconds)
@@ -172,6 +181,20 @@ class Faults:
         server.stop(signal.SIGINT if fault.detail == "fast" else signal.SIGQUIT)
         time.sleep(fault.seconds)
         self._start(server)
+
+    def _end_connections(self, fault: Fault) -> None:
+        with self._server().connect() as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dramatiq-durable'"
+            )
+
+    def _lock_rows(self, fault: Fault) -> str:
+        """As somebody does who forgets to commit, in a database tool."""
+        chosen = "state = 'active'" if fault.detail == "active" else "finished_at IS NULL"
+        with self._server().connect(self.name) as connection, connection.transaction():
+            locked = connection.execute(f"SELECT id FROM durable_jobs WHERE {chosen} ORDER BY id FOR UPDATE").fetchall()
+            time.sleep(fault.seconds)
+        return f"{len(locked)} rows"
 
     def _cut_database(self, fault: Fault) -> None:
         _cut(self._link(), fault)

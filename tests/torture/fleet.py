@@ -118,13 +118,16 @@ class TorturedFleet:
             _signal(pid, signal.SIGKILL)
         return f"orphans {found}"
 
-    def deploy(self, slot: int) -> str:
-        """SIGTERM to the master; a second fault may hit the worker while it stops."""
-        worker = self.slots[slot]
+    def deploy(self, slot: int, patience: float | None = None) -> str:
+        """SIGTERM to the master; after *patience* seconds SIGKILL to what is left, as an orchestrator does."""
+        worker, found = self.slots[slot], self.processes(slot)
         worker.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.process.wait(15)
-        return f"master {worker.process.pid} ended with {worker.process.poll()}"
+            worker.process.wait(15 if patience is None else patience)
+        if patience is not None:
+            for pid in found:
+                _signal(pid, signal.SIGKILL)
+        return f"pids {found}, master {worker.process.pid} ended with {worker.process.poll()}"
 
     def freeze(self, slot: int, seconds: float) -> str:
         found = self.processes(slot)

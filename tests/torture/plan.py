@@ -68,6 +68,7 @@ def jobs(seed: int, seconds: float) -> list[Job]:
         "once": (3, lambda: {"seconds": rng.choice([0.0, 1.0, 2.5])}),
         "interruptible": (4, lambda: {"seconds": rng.choice([0.2, 2.0, LEASE + 1])}),
         "copy": (16, lambda: {"which": rng.random(), "stranded": rng.random() < 0.15}),
+        "stranger": (4, lambda: {"delay": rng.choice([None, None, 500]), "stranded": rng.random() < 0.2}),
         "garbage": (1, dict),
     }
     kinds, weights = list(makers), [weight for weight, _ in makers.values()]
@@ -88,6 +89,8 @@ def faults(seed: int, seconds: float, database: str) -> list[Fault]:
         "kill": (14, lambda: (slot(), 0.0, "")),
         "kill master": (5, lambda: (slot(), rng.uniform(1, 6), "")),
         "deploy": (8, lambda: (slot(), 0.0, "")),
+        "deploy hastily": (5, lambda: (slot(), rng.uniform(0.05, 2), "")),
+        "kill all": (2, lambda: ("worker-0", 0.0, "")),
         "freeze": (7, lambda: (slot(), rng.choice([0.5, LEASE - 1, LEASE + 2, LEASE + 4]), "")),
         "flush": (5, lambda: ("broker", 0.0, "")),
         "restart": (
@@ -107,6 +110,8 @@ def faults(seed: int, seconds: float, database: str) -> list[Fault]:
             "restart database": (3, lambda: ("database", rng.uniform(0, 3), rng.choice(["fast", "immediate"]))),
             "cut database": (4, lambda: ("database link", rng.uniform(0.1, 5), "")),
             "drop database": (6, lambda: ("database link", 0.0, "")),
+            "end connections": (4, lambda: ("database", 0.0, "")),
+            "lock rows": (4, lambda: ("database", rng.choice([0.3, 1.0, LEASE - 1.5]), rng.choice(["active", "all"]))),
             "black hole database": (5, lambda: ("database link", rng.uniform(0.3, 5), direction())),
         }
     kinds, weights = list(makers), [weight for weight, _ in makers.values()]

@@ -77,6 +77,17 @@ class Producer:
         with contextlib.suppress(redis.RedisError):
             self.put(message.queue_name, ref, data, stranded)
 
+    def do_stranger(self, kind: str, delay: int | None, stranded: bool) -> None:
+        """Do as a process does that is not equipped: nobody promises that its message arrives, but if it does, it runs
+        as every other does."""
+        message, queue = app.quick.message(kind), "default"
+        if delay is not None:
+            queue = "default.DQ"
+            message = message.copy(queue_name=queue, options={"eta": app.wall() + delay})
+        ref = str(uuid.uuid4())
+        with contextlib.suppress(redis.RedisError):
+            self.put(queue, ref, message.copy(options={"redis_message_id": ref}).encode(), stranded)
+
     def do_garbage(self, kind: str) -> None:
         with contextlib.suppress(redis.RedisError):
             self.put("default", str(uuid.uuid4()), b"\x00 not a message " + os.urandom(4), False)

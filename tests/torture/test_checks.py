@@ -34,7 +34,7 @@ def judge(events: list[Event], row: dict[str, Any] | None = None, **facts: Any) 
     given: dict[str, Any] = {"deaths": {}, "frozen": [], "leftovers": [], "stored": {"k": True}, "loss": 0, **facts}
     asked = Event("sending", "a", 1, 0.0, {"kind": "quick", "wall": 0, "delay": None, **facts.pop("asked", {})})
     given.pop("asked", None)
-    given.setdefault("results", [{"job_id": "a", "key": "k", "stored_at": 1}])
+    given.setdefault("results", [{"job_id": "a", "key": "k", "created_at": 1, "stored_at": 1}])
     jobs = {} if row == {} else {"a": {**ROW, **(row or {})}}
     events = [asked, Event("sent", "a", 1, 0.0), *events]
     evidence = checks.Evidence(events=events, jobs=jobs, attempts=[], **given)

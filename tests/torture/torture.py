@@ -110,7 +110,9 @@ def torture(seed: int, seconds: float, database: str, room: Path, postgres: Post
         rng = random.Random(f"fleet {seed}")
         fleet = TorturedFleet(room, env, [rng.randint(2, 4) for _ in range(plan.SLOTS)])
         stack.callback(fleet.close)
-        faults = Faults(fleet, broker, broker_link, server or room / "record.sqlite3", database_link)
+        faults = Faults(
+            fleet, broker, broker_link, server or room / "record.sqlite3", database_link, direct.rpartition("/")[2]
+        )
         producer = _produce(seed, seconds, env, room, broker.port)
         stack.callback(producer.kill)
         faults.run(plan.faults(seed, seconds, database))
