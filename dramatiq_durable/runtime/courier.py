@@ -25,6 +25,10 @@ __all__ = ["Courier"]
 RETRY_DELAY, MAX_RETRY_DELAY = 0.1, 5.0
 
 
+#: A results backend that failed after more than :data:`HANGING` is left to the reconciler for :data:`RESULTS_PAUSE`
+#: (seconds): acknowledgements must not wait for it, or the broker hands out nothing more.
+HANGING, RESULTS_PAUSE = 0.5, 5.0
+
 #: How long a stop waits for the thread (seconds); it may be stuck in a database that does not answer, and is a daemon.
 STOP_TIMEOUT = 1.0
 
@@ -46,6 +50,7 @@ class Courier:
         self._runs: deque[Run] = deque()
         self._busy = False
         self._running = False
+        self._results_after = 0.0
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -117,7 +122,13 @@ class Courier:
     def _store_results(self, run: Run) -> None:
         if run.outcome is None or not run.outcome.results:
             return
-        stored = deliver_results(self._backends(), [(run.id, *result) for result in run.outcome.results], self.logger)
+        stored: list[tuple[str, str]] = []
+        began = time.monotonic()
+        if began >= self._results_after:
+            rows = [(run.id, *result) for result in run.outcome.results]
+            stored = deliver_results(self._backends(), rows, self.logger)
+            if len(stored) < len(rows) and time.monotonic() - began > HANGING:
+                self._results_after = time.monotonic() + RESULTS_PAUSE
         # From here on the rows are the reconciler's, whatever became of this attempt.
         run.outcome = run.outcome._replace(results=())
         try:

@@ -228,7 +228,9 @@ class Sweeper:
         self._thread: threading.Thread | None = None
         self._next_look = 0.0
         self._next_enlist = 0.0
+        # Apart from the thread that watches leases: a broker or a results backend may hang for minutes.
         self._looking: threading.Thread | None = None
+        self._delivering: threading.Thread | None = None
 
     def start(self) -> None:
         self._stop.clear()
@@ -278,9 +280,24 @@ class Sweeper:
         looking = self._looking is not None and self._looking.is_alive()
         if now >= self._next_look and not looking:
             self._next_look = now + self.interval * random.uniform(0.9, 1.1)  # noqa: S311
-            # On a thread of its own: leases must be watched, and the leader's own renewed, while a long look goes on.
-            self._looking = threading.Thread(target=self._look, name="durable-look", daemon=True)
-            self._looking.start()
+            self._looking = self._beside(self.look_once, "durable-look")
+
+    def _beside(self, work: Callable[[], object], name: str) -> threading.Thread:
+        """Do *work* on a thread of its own: leases must be watched, and the leader's own renewed, meanwhile."""
+
+        def run() -> None:
+            try:
+                work()
+            except StoreError as e:
+                self.logger.warning("Reconciliation waits for the database: %s", e)
+            except Exception:
+                self.logger.critical("Unexpected failure while reconciling.", exc_info=True)
+            finally:
+                self.host.db.close_thread()
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _reap(self, overdue: list[ActiveRow]) -> None:
         rows = [(row.id, row.claim, row.beat) for row in overdue]
@@ -291,16 +308,6 @@ class Sweeper:
             )
             recovery.note_pass(self.host.db, "reaper", self.host.owner, requeued=reaped.requeued, failed=reaped.failed)
             self.host.wake_scheduler()
-
-    def _look(self) -> None:
-        try:
-            self.look_once()
-        except StoreError as e:
-            self.logger.warning("Reconciliation waits for the database: %s", e)
-        except Exception:
-            self.logger.critical("Unexpected failure while looking into the broker.", exc_info=True)
-        finally:
-            self.host.db.close_thread()
 
     def look_once(self, progress: Callable[[int], None] | None = None) -> Look | None:
         """Look once; ``None`` when the broker did not answer.
@@ -342,7 +349,11 @@ class Sweeper:
 
     def _deliver_results(self) -> None:
         backends = self.host.result_backends()
-        rows = outcomes.pending_results(self.host.db, 5_000, TURN_LIMIT) if backends else []
+        if not backends or self._delivering is not None and self._delivering.is_alive():
+            return
+        rows = outcomes.pending_results(self.host.db, 5_000, TURN_LIMIT)
         if rows:
-            stored = deliver_results(backends, rows, self.logger)
-            outcomes.mark_stored(self.host.db, stored)
+            self._delivering = self._beside(
+                lambda: outcomes.mark_stored(self.host.db, deliver_results(backends, rows, self.logger)),
+                "durable-results",
+            )

@@ -146,7 +146,8 @@ _PENDING = Statement(
     "look for results that are not stored yet",
     """
 SELECT job_id, key, value, ttl FROM {results}
-WHERE stored_at IS NULL AND created_at <= {now} - CAST(? AS BIGINT) ORDER BY created_at LIMIT ?
+WHERE stored_at IS NULL AND created_at <= {now} - CAST(? AS BIGINT) AND created_at > {now} - ttl
+ORDER BY created_at LIMIT ?
 """,
 )
 
@@ -254,7 +255,8 @@ def _keep_attempt(db: Database, owner: str, outcome: Outcome, attempt: int) -> N
 
 
 def pending_results(db: Database, older_than: int, limit: int) -> list[tuple[str, str, bytes, int]]:
-    """Return results that are not in the results backend although their outcome was written a while ago.
+    """Return results that are not in the results backend although their outcome was written a while ago, except those
+    that it would have forgotten by now: one that it refuses must not stand in the way of the others for ever.
 
     Parameters:
       db(Database)

@@ -156,14 +156,14 @@ def test_follow_ups_and_results_are_written_with_the_outcome(db: Database) -> No
     claim = claimed(db, "a")
     jobs.record(db, new("there", payload=b"old"))
     follow_ups = (new("b", origin="follow_up", parent_id="a", broker_ref=None), new("there", payload=b"new"))
-    results = (FollowUpResult("key-1", b"\x00\xff", 600_000), FollowUpResult("key-2", b"2", 1))
+    results = (FollowUpResult("key-1", b"\x00\xff", 600_000), FollowUpResult("key-2", b"2", 60_000))
 
     assert settle(db, "a", claim.claim, "completed", follow_ups=follow_ups, results=results)
 
     assert (row(db, "b").parent_id, row(db, "b").state) == ("a", "queued")
     assert jobs.load(db, ["there"])["there"].payload == b"old"
     pending = outcomes.pending_results(db, 0, 10)
-    assert sorted(pending) == [("a", "key-1", b"\x00\xff", 600_000), ("a", "key-2", b"2", 1)]
+    assert sorted(pending) == [("a", "key-1", b"\x00\xff", 600_000), ("a", "key-2", b"2", 60_000)]
 
 
 def test_results_wait_until_they_are_marked(db: Database) -> None:
