@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dramatiq.logging import get_logger
@@ -65,6 +65,17 @@ class BrokerView:
 
     def discard(self, rows: Sequence[Waiting]) -> None:
         """Remove stranded copies whose jobs have been put back."""
+
+    def in_hand(self) -> Iterable[tuple[str, str]]:
+        """Return all copies (queue and reference) that were handed to consumers and not acknowledged."""
+        return ()
+
+    def identify(self, copies: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        """Return of which jobs *copies* are; those that are gone or cannot be read are missing."""
+        return {}
+
+    def give_back(self, copies: Sequence[tuple[str, str]]) -> None:
+        """Put copies that are in consumers' hands back into their queues."""
 
     def has_fetched(self, consumer: Consumer) -> bool:
         """Return whether the next message of *consumer* is in memory already, so that asking for it does not wait."""

@@ -6,17 +6,19 @@ their data beside it, and a set of fetched ids a process and queue.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dramatiq.common import current_millis
+from dramatiq.errors import DecodeError
+from dramatiq.message import Message
 
 from ..store.types import Waiting
 from .base import BrokerView, Publication
 
 if TYPE_CHECKING:
-    from dramatiq import Message
     from dramatiq.broker import Consumer
     from dramatiq.brokers.redis import RedisBroker
 
@@ -43,6 +45,13 @@ end
 return absent
 """
 
+#: Takes a copy out of a consumer's hands and puts it back into its queue, if it is still there.
+_GIVE_BACK = """
+if redis.call("srem", KEYS[1], ARGV[1]) == 1 and redis.call("hexists", KEYS[3], ARGV[1]) == 1 then
+    redis.call("rpush", KEYS[2], ARGV[1])
+end
+"""
+
 #: How many ids one call names.
 _CHUNK = 1000
 
@@ -60,6 +69,7 @@ class RedisView(BrokerView):
         super().__init__(broker, enqueue)
         self._publish = broker.client.register_script(_PUBLISH)
         self._absent = broker.client.register_script(_ABSENT)
+        self._give_back = broker.client.register_script(_GIVE_BACK)
 
     def _keys(self, queue: str) -> tuple[str, str]:
         name = f"{self.broker.namespace}:{queue}"
@@ -151,6 +161,25 @@ class RedisView(BrokerView):
                         pipe.srem(fetched[row.broker_ref], row.broker_ref)
                         pipe.hdel(data_key, row.broker_ref)
                 pipe.execute()
+
+    def in_hand(self) -> list[tuple[str, str]]:
+        queues = self.broker.get_declared_queues() | self.broker.get_declared_delay_queues()
+        return [(queue, ref) for queue in sorted(queues) for ref in self._fetched(queue)]
+
+    def identify(self, copies: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        found: dict[tuple[str, str], str] = {}
+        for queue, ref in copies:
+            data: Any = self.broker.client.hget(self._keys(queue)[1], ref)
+            with contextlib.suppress(DecodeError):
+                if data is not None:
+                    found[queue, ref] = Message.decode(data).message_id
+        return found
+
+    def give_back(self, copies: Sequence[tuple[str, str]]) -> None:
+        for queue in {queue for queue, _ in copies}:
+            fetched = self._fetched(queue)
+            for ref in [ref for name, ref in copies if name == queue and ref in fetched]:
+                self._give_back(keys=[fetched[ref], *self._keys(queue)], args=[ref])
 
     def has_fetched(self, consumer: Consumer) -> bool:
         return bool(getattr(consumer, "message_cache", None))

@@ -19,6 +19,7 @@ from ..errors import StoreError
 from ..store import outcomes, recovery
 from ..store.types import ActiveRow, Waiting, WorkerInfo
 from .courier import deliver_results
+from .stranded import Strandings, give_back, put_back_stranded
 
 if TYPE_CHECKING:
     from dramatiq import Broker
@@ -110,7 +111,7 @@ def look(
     *,
     grace: int,
     stranded_after: float,
-    strandings: dict[tuple[str, str | None], float],
+    strandings: Strandings,
     progress: Callable[[int], None] | None = None,
     stopped: Callable[[], bool] | None = None,
 ) -> Look:
@@ -134,7 +135,7 @@ def look(
     """
     looked = put_back = 0
     suspects: list[tuple[float, list[Waiting]]] = []
-    held: dict[tuple[str, str | None], float] = {}
+    held: Strandings = {}
     after = ""
     while page := recovery.waiting_page(db, after, PAGE, grace if view.can_look else BLIND_AGE):
         after = page[-1].id
@@ -142,7 +143,8 @@ def look(
         missing = view.missing(page) if view.can_look else {row.id for row in page}
         if missing:
             suspects.append((time.monotonic(), [row for row in page if row.id in missing]))
-        put_back += _check_stranded(db, view, page, missing, stranded_after, strandings, held)
+        there = [row for row in page if row.id not in missing]
+        put_back += put_back_stranded(db, view, there, stranded_after, strandings, held)
         while sum(len(rows) for _, rows in suspects) > SUSPECTS:
             put_back += _second_look(db, view, *suspects.pop(0))
         if progress is not None:
@@ -151,6 +153,7 @@ def look(
             break
     for since, rows in suspects:
         put_back += _second_look(db, view, since, rows)
+    give_back(db, view, stranded_after, strandings, held)
     strandings.clear()
     strandings.update(held)
     return Look(looked, put_back)
@@ -160,32 +163,6 @@ def _second_look(db: Database, view: BrokerView, since: float, rows: list[Waitin
     time.sleep(max(0.0, since + SECOND_LOOK - time.monotonic()))
     missing = view.missing(rows) if view.can_look else {row.id for row in rows}
     return len(recovery.put_back(db, [(row.id, row.broker_ref) for row in rows if row.id in missing]))
-
-
-def _check_stranded(
-    db: Database,
-    view: BrokerView,
-    page: list[Waiting],
-    missing: set[str],
-    stranded_after: float,
-    strandings: dict[tuple[str, str | None], float],
-    held: dict[tuple[str, str | None], float],
-) -> int:
-    """Put back jobs whose copy has been in a consumer's hands for too long without their row being claimed."""
-    in_hand = view.stranded([row for row in page if row.id not in missing]) if view.can_look else set()
-    now = time.monotonic()
-    overdue = []
-    for row in page:
-        if row.id in in_hand:
-            key = (row.id, row.broker_ref)
-            held[key] = strandings.get(key, now)
-            if now - held[key] >= stranded_after:
-                overdue.append(row)
-    if not overdue:
-        return 0
-    done = recovery.put_back(db, [(row.id, row.broker_ref) for row in overdue])
-    view.discard([row for row in overdue if row.id in done])
-    return len(done)
 
 
 class Host(Protocol):
@@ -223,7 +200,7 @@ class Sweeper:
         lease = host.options.lease / 1000
         self._tick = min(host.options.heartbeat_interval / 1000, lease / 4, self.interval)
         self._watch = LeaseWatch(lease, self._tick)
-        self._strandings: dict[tuple[str, str | None], float] = {}
+        self._strandings: Strandings = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._next_look = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -161,6 +162,26 @@ def test_messages_of_a_fetch_whose_reply_was_lost_are_put_back(world: World) -> 
         assert world.journal.count("begin", message.message_id) == 1
     assert not worker.dead()
     world.wait_idle()
+
+
+@only_sqlite
+def test_stranded_copies_that_no_row_waits_for_are_fetched_again(world: World) -> None:
+    """B3, H28: a late copy leaves the broker, and a job that nobody has recorded runs, though the reply was lost."""
+    # Given a finished job, and a living worker
+    world.fleet.start()
+    done = world.app.quick.send("done")
+    world.wait_state(done.message_id, "completed")
+    world.wait_idle()
+    # When one more copy of it, and a message of a process that is not equipped, are stranded
+    plain = world.app.quick.message("plain")
+    for message in (done, plain):
+        ref = str(uuid.uuid4())
+        world.deliver(message.copy(options={"redis_message_id": ref}).encode(), ref=ref, stranded=True)
+    # Then the broker forgets the copy, and the message becomes a job
+    world.wait_state_of_new(plain.message_id, "completed")
+    world.wait_idle()
+    assert world.journal.count("begin", done.message_id) == 1
+    assert world.journal.count("begin", plain.message_id) == 1
 
 
 @only_sqlite
