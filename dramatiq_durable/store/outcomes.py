@@ -142,11 +142,14 @@ WHERE EXISTS (
 """,
 )
 
+#: For how long after its time (milliseconds) a result may still be of use to somebody.
+LATE = 3_600_000
+
 _PENDING = Statement(
     "look for results that are not stored yet",
-    """
-SELECT job_id, key, value, ttl FROM {results}
-WHERE stored_at IS NULL AND created_at <= {now} - CAST(? AS BIGINT) AND created_at > {now} - ttl
+    f"""
+SELECT job_id, key, value, ttl FROM {{results}}
+WHERE stored_at IS NULL AND created_at <= {{now}} - CAST(? AS BIGINT) AND created_at > {{now}} - ttl - {LATE}
 ORDER BY created_at LIMIT ?
 """,
 )
@@ -256,7 +259,7 @@ def _keep_attempt(db: Database, owner: str, outcome: Outcome, attempt: int) -> N
 
 def pending_results(db: Database, older_than: int, limit: int) -> list[tuple[str, str, bytes, int]]:
     """Return results that are not in the results backend although their outcome was written a while ago, except those
-    that it would have forgotten by now: one that it refuses must not stand in the way of the others for ever.
+    that it would have forgotten long ago: one that it refuses must not stand in the way of the others for ever.
 
     Parameters:
       db(Database)

@@ -114,5 +114,5 @@ def test_a_result_that_nobody_may_want_any_more_is_not_tried_for_ever(bench: Cal
     b.join()
     b.db.execute(_AGE, (10_000,))
     assert len(outcomes.pending_results(b.db, 0, 10)) == 1
-    b.db.execute(_AGE, (60_000,))
+    b.db.execute(_AGE, (60_000 + outcomes.LATE,))
     assert outcomes.pending_results(b.db, 0, 10) == []
