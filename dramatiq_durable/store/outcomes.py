@@ -131,7 +131,9 @@ _SETTLED = Statement(
 SELECT given.job FROM ({rows:job text, token bigint, kind text}) given
 WHERE EXISTS (
   SELECT 1 FROM {jobs} j WHERE j.id = given.job AND (
-   j.claim = given.token AND j.owner = ? AND j.state IN ('completed', 'failed', 'cancelled')
+   j.claim = given.token AND j.owner = ?
+    AND j.state = CASE given.kind WHEN 'skipped' THEN 'cancelled' WHEN 'failed' THEN 'failed' ELSE 'completed' END
+    AND given.kind IN ('completed', 'failed', 'skipped')
    OR j.claim = given.token + 1 AND j.owner IS NULL
     AND (given.kind = 'parked' AND j.state = 'parked' OR given.kind = 'released' AND j.state = 'queued')
   )
