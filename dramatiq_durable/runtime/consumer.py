@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dramatiq.broker import Consumer, MessageProxy
@@ -137,29 +137,43 @@ class DurableConsumer(Consumer):
                 continue
             if message is None:
                 return
-            self._fetched.append(message)
+            flaw = messages.flaw_of(message)
+            if flaw is None:
+                self._fetched.append(message)
+            else:
+                self._keep_flawed(message, flaw)
             if not self.host.view.has_fetched(self.inner):
                 return
 
     def _keep_undecodable(self, error: DecodeError) -> None:
-        payload = error.data
-        self.logger.error("A message on queue %r cannot be decoded; its bytes are kept: %s", self.queue_name, error)
+        why = f"{type(error.error).__name__}: {error.error}"
+        self._keep(error.data, why, lambda: self.host.view.drop_undecodable(self.inner, error.data))
+
+    def _keep_flawed(self, message: MessageProxy, flaw: str) -> None:
+        try:
+            payload = message.encode()
+        except Exception:
+            payload = repr(message._message).encode("utf-8", "backslashreplace")
+        self._keep(payload, flaw, lambda: self.inner.ack(message))
+
+    def _keep(self, payload: bytes, why: str, drop: Callable[[], None]) -> None:
+        """Keep the bytes of a message that cannot be recorded, and take it out of the broker."""
+        self.logger.error("A message on queue %r cannot be read; its bytes are kept: %s", self.queue_name, why)
         while True:
             try:
-                recovery.keep_undecodable(
-                    self.host.db, self.queue_name, payload, f"{type(error.error).__name__}: {error.error}", None
-                )
+                recovery.keep_undecodable(self.host.db, self.queue_name, payload, why, None)
                 break
             except StoreError as e:
                 if self.host.stopping:
                     return
-                self.logger.warning("An undecodable message waits for the database: %s", e)
+                self.logger.warning("A message that cannot be read waits for the database: %s", e)
+                self._stay_alive()
                 time.sleep(1)
         self.host.counters.undecodable += 1
         try:
-            self.host.view.drop_undecodable(self.inner, payload)
+            drop()
         except Exception as e:
-            self.logger.warning("An undecodable message could not be removed from the broker: %s", e)
+            self.logger.warning("A message that cannot be read could not be removed from the broker: %s", e)
 
     # Claiming
 
@@ -252,15 +266,15 @@ class DurableConsumer(Consumer):
         runnable: set[str] = set()
         for message in strangers:
             pruned = messages.revision_of(message) is not None
-            due_at = message.options.get("eta")
-            delayed = isinstance(due_at, (int, float)) and self.queue_name.endswith(".DQ")
+            due_at = messages.due_time(message.options.get("eta"))
+            delayed = due_at is not None and self.queue_name.endswith(".DQ")
             parked = "no_row" if pruned else None if host.options.adopt else "not_adopted"
             rows.append(
                 messages.new_job(
                     host.broker,
                     _adoptable(message._message),
                     max_payload=None,
-                    due_at=int(due_at) if delayed and due_at is not None else None,
+                    due_at=due_at if delayed else None,
                     # A delayed copy is answered at once and its row published when due; others are in hand here.
                     broker_ref=None if delayed else host.view.reference(message._message),
                     origin="adopted",

@@ -274,7 +274,11 @@ class Engine:
         options = actor.options if actor is not None else {}
         limit = options.get("max_runtime")
         if limit is None:
-            limit = 2 * (message.options.get("time_limit") or options.get("time_limit") or self._time_limit())
+            given = message.options.get("time_limit")
+            if not isinstance(given, (int, float)) or not given > 0:
+                # What is no number that makes sense, TimeLimit does not enforce either.
+                given = options.get("time_limit") or self._time_limit()
+            limit = 2 * given
         return options.get("on_lost", "rerun"), None if limit == float("inf") else limit / 1000
 
     def _time_limit(self) -> float:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dramatiq.broker import MessageProxy
     from dramatiq.encoder import Encoder
 
-__all__ = ["MARK", "child_id", "encode_options", "marked", "new_job", "rebuild", "revision_of"]
+__all__ = ["MARK", "child_id", "encode_options", "flaw_of", "marked", "new_job", "rebuild", "revision_of"]
 
 #: The option that every message published by us carries: which version of the row's input it was made from.  A message
 #: with this mark and without a row belongs to a job that was pruned, and is never run.
@@ -24,6 +24,42 @@ MARK = "durable_revision"
 
 #: Options that belong to one copy of a message, not to the job.
 _COPY_OPTIONS = ("redis_message_id", "eta", "traceback", MARK)
+
+
+#: The longest id or name that an index takes everywhere (characters).
+MAX_NAME = 500
+
+#: The latest time that a delayed message may name (epoch milliseconds): the year 9999.
+MAX_TIME = 253_402_300_799_999
+
+
+def flaw_of(message: Message[Any] | MessageProxy) -> str | None:
+    """Return what keeps *message* from being recorded, in words; ``None`` for any that Dramatiq itself has made."""
+    if not isinstance(message.options, dict):
+        return "its options are no mapping"
+    names = {"id": message.message_id, "queue": message.queue_name, "actor": message.actor_name}
+    for what, name in names.items():
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not _is_storable(name):
+            return f"its {what} is no name of 1 to {MAX_NAME} characters"
+    if not _is_storable(str(message.options.get("agent"))):
+        return "its agent is no name"
+    return None
+
+
+def _is_storable(text: str) -> bool:
+    """Return whether every database takes *text*: no NUL, no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def due_time(eta: Any) -> int | None:
+    """Return the time at which a message with this ``eta`` is due, or ``None`` if it makes no sense: then it is now."""
+    if isinstance(eta, bool) or not isinstance(eta, (int, float)) or eta != eta:
+        return None
+    return int(max(0, min(eta, MAX_TIME)))
 
 
 def marked(message: Message[Any], revision: int = 1) -> Message[Any]:
@@ -58,6 +94,12 @@ def encode(message: Message[Any], max_payload: int | None) -> bytes:
       NotEncodable: If the encoder refuses an argument or option.
       PayloadTooLarge: If the result has more than *max_payload* bytes.
     """
+    flaw = flaw_of(message)
+    if flaw is not None:
+        raise NotEncodable(
+            f"Job {message.message_id!r} for actor {message.actor_name!r} was not queued: {flaw}.",
+            job_id=str(message.message_id),
+        )
     try:
         data: bytes = message.encode()
     except Exception as e:
