@@ -87,5 +87,8 @@ class BrokerView:
     def maintain(self) -> None:
         """Have the broker give back what dead processes had fetched, where it does not do so by itself."""
 
+    def reset_after_fork(self) -> None:
+        """This process is the child of a fork: for the broker it must be another one than its parent."""
+
     def drop_undecodable(self, consumer: Consumer, payload: bytes) -> None:
         """Remove a payload that nobody can decode and that has been kept elsewhere."""

@@ -7,6 +7,7 @@ their data beside it, and a set of fetched ids a process and queue.
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -198,6 +199,11 @@ class RedisView(BrokerView):
                 *(broker.heartbeat_timeout, broker.dead_message_ttl, 1, broker._max_unpack_size(), 0),
             ]
             broker.scripts["dispatch"](args=arguments, keys=[broker.namespace])
+
+    def reset_after_fork(self) -> None:
+        # NOTE: Dramatiq makes the id with the broker object.  With one id for all, what a dead child had fetched would
+        # belong to the living ones for ever.
+        self.broker.broker_id = str(uuid.uuid4())
 
     def drop_undecodable(self, consumer: Consumer, payload: bytes) -> None:
         queue: str = consumer.queue_name  # type: ignore[attr-defined]

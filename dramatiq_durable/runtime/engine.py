@@ -134,6 +134,7 @@ class Engine:
     def reset(self) -> None:
         """This is the child of a fork: it holds nothing, and nothing of its parent's is its own."""
         self.db.reset_after_fork()
+        self.view.reset_after_fork()
         self.registry.clear()
         # NOTE: A fork inside an actor or a hook: the child is not the run.
         RUN.set(None)

@@ -218,6 +218,9 @@ class Sweeper:
         self._thread.start()
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            # In the child of a fork the parent's thread is not alive, and its event may be locked for ever.
+            return
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout)

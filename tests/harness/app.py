@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
@@ -276,6 +277,19 @@ def note_success(message: dict[str, Any], result: Any) -> None:
 @dramatiq.actor
 def note_exhausted(message: dict[str, Any], retries: dict[str, Any]) -> None:
     journal.note("exhausted", message["message_id"], retries)
+
+
+@dramatiq.actor(max_retries=0)
+def forks() -> None:
+    """Sends from a child process."""
+    journal.note("begin", me())
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            journal.note("sent by child", quick.send("from a child").message_id)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    journal.note("end", me())
 
 
 @dramatiq.actor(queue_name="elsewhere", priority=5)

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.servers import die_with_parent, wait_until
 
@@ -24,22 +26,43 @@ SETTINGS = {
     "SHUTDOWN_TIMEOUT": "2000",
 }
 
+GEVENT = "from gevent import monkey; monkey.patch_all(); import sys; from dramatiq.cli import main; sys.exit(main())"
+
 
 class WorkerProcess:
-    """One ``dramatiq`` command: a master and its worker processes.
+    """One ``dramatiq`` command.
 
     Parameters:
       env(dict): Its environment.
       room(Path): Where its output goes.
+      threads(int): How many jobs each process runs at a time.
       processes(int): How many worker processes it has.
-      threads(int): How many jobs each of them runs at a time.
+      modules(Sequence[str]): What it loads; the first has the broker.
+      options(Sequence[str]): More of the command's options.
+      gevent(bool): Whether it is ``dramatiq-gevent``.
+      program(str): A program of :mod:`tests.harness.programs` to run instead of the command.
     """
 
-    def __init__(self, env: dict[str, str], room: Path, *, processes: int = 1, threads: int = 4) -> None:
+    def __init__(
+        self,
+        env: dict[str, str],
+        room: Path,
+        *,
+        threads: int = 4,
+        processes: int = 1,
+        modules: Sequence[str] = ("tests.harness.app",),
+        options: Sequence[str] = (),
+        gevent: bool = False,
+        program: str | None = None,
+    ) -> None:
+        self.processes = processes
         self.log = room / f"worker-{time.monotonic_ns()}.log"
-        command = [sys.executable, "-m", "dramatiq", "tests.harness.app"]
-        command += ["-p", str(processes), "-t", str(threads)]
-        command += ["--worker-shutdown-timeout", "20000"]
+        # What the script ``dramatiq-gevent`` does.
+        begin = ["-c", GEVENT] if gevent else ["-m", "dramatiq"]
+        command = [sys.executable, *begin, *modules, "-p", str(processes), "-t", str(threads)]
+        command += ["--worker-shutdown-timeout", "20000", *options]
+        if program is not None:
+            command = [sys.executable, "-m", "tests.harness.programs", program, *options]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 command, env=env, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
@@ -49,9 +72,8 @@ class WorkerProcess:
         return self.log.read_text(errors="replace")
 
     def wait_ready(self) -> WorkerProcess:
-        wait_until(
-            lambda: "Worker process is ready for action" in self.text() or self.dead(), 30, "the worker is ready"
-        )
+        ready = "Worker process is ready for action"
+        wait_until(lambda: self.text().count(ready) >= self.processes or self.dead(), 30, "the worker is ready")
         assert not self.dead(), self.text()[-3000:]
         return self
 
@@ -121,10 +143,25 @@ class Fleet:
             **{f"DRAMATIQ_DURABLE_{name}": value for name, value in SETTINGS.items()},
         }
 
-    def start(self, *, processes: int = 1, threads: int = 4, ready: bool = True, **env: str) -> WorkerProcess:
-        worker = WorkerProcess({**self.env, **env}, self.room, processes=processes, threads=threads)
+    def start(
+        self, *, ready: bool = True, how: dict[str, Any] | None = None, processes: int = 1, threads: int = 4, **env: str
+    ) -> WorkerProcess:
+        """Start a ``dramatiq`` command.
+
+        Parameters:
+          ready(bool): Whether to wait until it works.
+          how(dict): More parameters of :class:`WorkerProcess`.
+          processes(int): How many worker processes it has.
+          threads(int): How many jobs each process runs at a time.
+          **env: More of its environment.
+        """
+        worker = WorkerProcess({**self.env, **env}, self.room, processes=processes, threads=threads, **(how or {}))
         self.workers.append(worker)
         return worker.wait_ready() if ready else worker
+
+    def run(self, program: str, *options: str) -> WorkerProcess:
+        """Start a program of :mod:`tests.harness.programs`."""
+        return self.start(ready=False, how={"program": program, "options": options})
 
     def kill(self, worker: WorkerProcess) -> None:
         """Kill *worker* and remember when its processes died."""

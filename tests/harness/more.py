@@ -1,0 +1,19 @@
+"""A module that the ``dramatiq`` command loads beside the application: slow to import, with a queue of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import dramatiq
+
+from tests.harness.app import journal, me
+
+# Whatever begins before all modules are imported has the time to do harm.
+time.sleep(float(os.environ.get("DURABLE_TEST_SLOW_IMPORT", "0")))
+
+
+@dramatiq.actor(queue_name="more")
+def extra(value: int) -> None:
+    journal.note("begin", me())
+    journal.note("end", me(), value)
