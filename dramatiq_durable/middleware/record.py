@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dramatiq.middleware import CurrentMessage, SkipMessage
+from dramatiq.worker import _WorkerMiddleware
 
 from ..errors import InvalidSettings
 from ..runtime.capture import Capture
@@ -63,6 +64,7 @@ class DurableRecord(DurableMiddleware):
     # The process
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
+        _forget_stopped(broker)
         with boot():
             self.engine.start(worker)
 
@@ -71,6 +73,7 @@ class DurableRecord(DurableMiddleware):
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         self.engine.stop()
+        _forget_stopped(broker)
 
     def before_worker_thread_shutdown(self, broker: Broker, thread: WorkerThread) -> None:
         self.engine.db.close_thread()
@@ -145,3 +148,16 @@ class DurableRecord(DurableMiddleware):
         thread.settled = run
         capture = thread.capture
         return capture if capture is not None and capture.run is run else Capture(run)
+
+
+def _forget_stopped(broker: Broker) -> None:
+    """Take out what Dramatiq leaves behind of workers that have stopped, or that ran in the parent of a fork.
+
+    A queue that is declared later would get a consumer that feeds a worker without threads: its jobs would be claimed,
+    and held for ever.
+    """
+    broker.middleware[:] = [
+        m
+        for m in broker.middleware
+        if not isinstance(m, _WorkerMiddleware) or any(thread.is_alive() for thread in m.worker.workers)
+    ]

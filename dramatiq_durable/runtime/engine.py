@@ -98,7 +98,6 @@ class Engine:
         self._check_worker = check_worker
         self._drain_until: float | None = None
         self._stop_began = float("-inf")
-        self._stopped = threading.Event()
         self._checked: list[Middleware] = []
         self._worker: Worker | None = None
         self._build()
@@ -110,6 +109,8 @@ class Engine:
         #: Fresh at every process start and after a fork, never a host's or a pod's name: a restarted process must not
         #: be taken for the one that died.
         self.owner = uuid.uuid4().hex
+        self._stopped = threading.Event()
+        self._stopper: threading.Thread | None = None
         self._ready = False
         self._asked = self._complained = -COMPLAINT_INTERVAL
         options = self.options
@@ -128,6 +129,7 @@ class Engine:
             self.counters,
             lease=options.lease,
             interval=options.heartbeat_interval,
+            stopping=lambda: self.stopping,
         )
         self.scheduler = Scheduler(self)
 
@@ -152,6 +154,9 @@ class Engine:
           ConfigurationError: If the middlewares are in the wrong order.
           SchemaOutdated, SchemaTooNew: If the tables do not fit this release.
         """
+        if self.started and self.stopping:
+            # The last stop broke off before its end (``Worker.stop`` raised).
+            self.stop()
         self._worker = worker
         self.stopping = False
         self._drain_until = None
@@ -182,7 +187,8 @@ class Engine:
         self.writer.stop_waiting()
         if self.started:
             self._stopped.clear()
-            threading.Thread(target=self._break_off, name="durable-stop", daemon=True).start()
+            self._stopper = threading.Thread(target=self._break_off, name="durable-stop", daemon=True)
+            self._stopper.start()
 
     def _break_off(self) -> None:
         """Break off statements that a silent database does not answer, as long as the stop lasts."""
@@ -210,6 +216,11 @@ class Engine:
                 left[0].id,
             )
         self._stopped.set()
+        if self._stopper is not None:
+            self._stopper.join(STOP_TIMEOUT)
+        # What still runs was given up by the worker.  Its lease is not renewed from here on, so it must not go on.
+        for run in self.registry.runs():
+            self.registry.lose(run)
         self.registry.clear()
         self.db.close_all()
 

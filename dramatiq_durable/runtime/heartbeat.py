@@ -36,6 +36,8 @@ class Heartbeat:
       counters(Counters)
       lease(int): Milliseconds.
       interval(int): Milliseconds.
+      stopping(Callable[[], bool]): Whether the process begins no more jobs.  Claims that wait in its memory are then
+        not renewed any more: nothing may be relied on to give them back (``Worker.stop`` may raise on its way).
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Heartbeat:
         *,
         lease: int,
         interval: int,
+        stopping: Callable[[], bool],
     ) -> None:
         self.logger = get_logger(__name__, type(self))
         self._db = db
@@ -55,6 +58,7 @@ class Heartbeat:
         self._counters = counters
         self._lease = lease
         self._interval = interval / 1000
+        self._stopping = stopping
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -87,12 +91,14 @@ class Heartbeat:
           StoreError: If the database does not answer.
         """
         now = time.monotonic()
+        stopping = self._stopping()
         mine = [run for run in self._registry.runs() if not run.lost]
-        held = [run for run in mine if not _over_time(run, now)]
+        ended = [run for run in mine if _over_time(run, now) or (stopping and not run.started)]
+        held = [run for run in mine if run not in ended]
         pairs = [(run.id, run.claim, run.started) for run in held]
         beat = jobs.renew(self._db, self._owner(), pairs, self._lease)
-        # Runs over their time are not renewed, but are told when they have been taken over.
-        unsure = [run for run in mine if _over_time(run, now)]
+        # These are not renewed, but are told when they have been taken over.
+        unsure = ended
         for run in held:
             if (run.id, run.claim) in beat.renewed:
                 run.valid_until = now + self._lease / 1000

@@ -113,7 +113,7 @@ def look(
     stranded_after: float,
     strandings: Strandings,
     progress: Callable[[int], None] | None = None,
-    stopped: Callable[[], bool] | None = None,
+    pause: Callable[[float], object] = time.sleep,
 ) -> Look:
     """Compare the queued rows with the broker and mark those whose message is gone, so that a scheduler publishes them.
 
@@ -127,7 +127,7 @@ def look(
       stranded_after(float): Seconds for which a copy may be in a consumer's hands without its row being claimed.
       strandings(dict): When each such copy was first seen; kept by the caller from look to look.
       progress(Callable): Called with the number of rows looked at so far.
-      stopped(Callable): Asked between pages whether to break off.
+      pause(Callable): Waits for so many seconds; breaks the look off when it returns ``True``.
 
     Raises:
       StoreError: If the database does not answer.
@@ -146,21 +146,24 @@ def look(
         there = [row for row in page if row.id not in missing]
         put_back += put_back_stranded(db, view, there, stranded_after, strandings, held)
         while sum(len(rows) for _, rows in suspects) > SUSPECTS:
-            put_back += _second_look(db, view, *suspects.pop(0))
+            put_back += _second_look(db, view, *suspects.pop(0), pause)
         if progress is not None:
             progress(looked)
-        if stopped is not None and stopped():
+        if pause(0) is True:
             break
     for since, rows in suspects:
-        put_back += _second_look(db, view, since, rows)
+        put_back += _second_look(db, view, since, rows, pause)
     give_back(db, view, stranded_after, strandings, held)
     strandings.clear()
     strandings.update(held)
     return Look(looked, put_back)
 
 
-def _second_look(db: Database, view: BrokerView, since: float, rows: list[Waiting]) -> int:
-    time.sleep(max(0.0, since + SECOND_LOOK - time.monotonic()))
+def _second_look(
+    db: Database, view: BrokerView, since: float, rows: list[Waiting], pause: Callable[[float], object]
+) -> int:
+    if pause(max(0.0, since + SECOND_LOOK - time.monotonic())) is True:
+        return 0
     missing = view.missing(rows) if view.can_look else {row.id for row in rows}
     return len(recovery.put_back(db, [(row.id, row.broker_ref) for row in rows if row.id in missing]))
 
@@ -218,12 +221,13 @@ class Sweeper:
         self._thread.start()
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             # In the child of a fork the parent's thread is not alive, and its event may be locked for ever.
-            return
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout)
+            self._stop.set()
+        deadline = time.monotonic() + timeout
+        for thread in (self._thread, self._looking, self._delivering):
+            if thread is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _loop(self) -> None:
         try:
@@ -304,7 +308,7 @@ class Sweeper:
                 stranded_after=max(options.lease / 1000, 2 * self.interval),
                 strandings=self._strandings,
                 progress=progress,
-                stopped=self._stop.is_set,
+                pause=self._stop.wait,
             )
         except StoreError:
             raise
