@@ -51,7 +51,7 @@ class Evidence:
       events(list[Event]): The journal.
       jobs(dict): The rows of all jobs.
       attempts(list), results(list): The rows of these tables.
-      deaths(dict), frozen(list): Of the fleet.
+      deaths(dict), frozen(list), cut_off(list): Of the fleet.
       leftovers(list[str]): What the broker still holds.
       stored(dict): Which result keys the results backend has.
       loss(int): When the broker lost data for the last time.
@@ -63,6 +63,7 @@ class Evidence:
     results: list[dict[str, Any]]
     deaths: dict[int, float]
     frozen: list[tuple[int, float, float]]
+    cut_off: list[tuple[int, float, float]]
     leftovers: list[str]
     stored: dict[str, bool]
     loss: int
@@ -90,9 +91,13 @@ class Evidence:
     def end(self, run: Run) -> float:
         return run.ended if run.ended is not None else self.deaths.get(run.pid, float("inf"))
 
-    def was_frozen(self, pid: int, since: float, until: float, at_least: float = 0.0) -> bool:
-        """Return whether *pid* was stopped for some time between two moments."""
-        return any(p == pid and a < until and b > since and b - a >= at_least for p, a, b in self.frozen)
+    def was_frozen(self, pid: int, since: float, until: float) -> bool:
+        """Return whether *pid* was stopped at some time between two moments."""
+        return any(p == pid and a < until and b > since for p, a, b in self.frozen)
+
+    def was_cut_off(self, pid: int, since: float, until: float) -> bool:
+        """Return whether *pid* was stopped, or could not reach the database, at some time between two moments."""
+        return any(p == pid and a < until and b > since for p, a, b in self.frozen + self.cut_off)
 
     def of(self, parent: str, actor: str, origin: str) -> list[dict[str, Any]]:
         return [
@@ -124,8 +129,8 @@ def twice_at_once(e: Evidence) -> Iterable[str]:
 
 
 def _excused(e: Evidence, left: Run, right: Run) -> bool:
-    """A process that was frozen past its lease may still compute when another takes over, and not for long."""
-    for pid, stopped, continued in e.frozen:
+    """Whoever was frozen or cut off past its lease may still compute when another takes over, and not for long."""
+    for pid, stopped, continued in e.frozen + e.cut_off:
         if pid == left.pid and continued - stopped >= LEASE - 0.5 and left.began < continued:
             if right.began > stopped and e.end(left) < continued + WAKING:
                 return True
@@ -152,7 +157,7 @@ def without_cause(e: Evidence) -> Iterable[str]:
             if left.how not in ("ok", None) or left.pid == right.pid and left.how is None:
                 continue
             died = e.deaths.get(left.pid, float("inf")) <= right.began + 0.5
-            if not died and not e.was_frozen(left.pid, left.began - 1, right.began):
+            if not died and not e.was_cut_off(left.pid, left.began - 1, right.began):
                 yield f"{id} ({left.actor}): {left} ended, its process lives, and {right} began: {e.jobs.get(id)}"
 
 
@@ -166,13 +171,8 @@ def ends(e: Evidence) -> Iterable[str]:
         runs = e.runs.get(id, [])
         if row["state"] == "completed" and not any(run.how == "ok" for run in runs):
             yield f"{id} is completed but never came to its end: {runs}"
-        if row["reason"] == "worker_lost" and not any(
-            run.how is None or e.was_frozen(run.pid, run.began - 1, e.end(run) + 1) or run.pid in e.deaths
-            for run in runs
-        ):
-            # A start is committed before the first line of the job: a run may be lost that the journal never saw.
-            if row["lost"] > sum(1 for _ in e.deaths) + len(e.frozen):
-                yield f"{id} is lost although nobody died: {row} {runs}"
+        if row["reason"] == "worker_lost" and row["lost"] > len(e.deaths) + len(e.frozen + e.cut_off):
+            yield f"{id} was lost {row['lost']} times, more often than anybody died: {row} {runs}"
 
 
 def stages(e: Evidence) -> Iterable[str]:
@@ -218,7 +218,7 @@ def attempts(e: Evidence) -> Iterable[str]:
     """Every start has its reason: a failure of the job, a death or a stop of a process."""
     for id, runs in e.runs.items():
         ended_badly = sum(1 for run in runs if run.how not in ("ok", None))
-        bound = 1 + ended_badly + len({run.pid for run in runs if run.pid in e.deaths}) + len(e.frozen)
+        bound = 1 + ended_badly + len({run.pid for run in runs if run.pid in e.deaths}) + len(e.frozen + e.cut_off)
         if len(runs) > min(bound, 14):
             yield f"{id} began {len(runs)} times: {runs}"
     for row in e.jobs.values():

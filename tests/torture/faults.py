@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.harness.proxy import Proxy
 from tests.servers import Postgres, Valkey
 from tests.torture.fleet import TorturedFleet
+from tests.torture.links import Links
 from tests.torture.plan import Fault
 
 __all__ = ["Faults"]
@@ -28,9 +28,9 @@ class Faults:
     Parameters:
       fleet(TorturedFleet)
       broker(Valkey)
-      broker_link(Proxy): What the workers reach it through.
+      broker_link(Links): What the workers reach it through.
       database(Postgres | Path): The server, or the file.
-      database_link(Proxy): What the workers reach the server through.
+      database_link(Links): What the workers reach the server through.
       name(str): The database on the server.
 
     Attributes:
@@ -42,9 +42,9 @@ class Faults:
         self,
         fleet: TorturedFleet,
         broker: Valkey,
-        broker_link: Proxy,
+        broker_link: Links,
         database: Postgres | Path,
-        database_link: Proxy | None,
+        database_link: Links | None,
         name: str = "",
     ) -> None:
         self.fleet = fleet
@@ -105,6 +105,19 @@ class Faults:
 
     def _freeze(self, fault: Fault) -> str:
         return self.fleet.freeze(_slot(fault), fault.seconds)
+
+    def _cut_worker_off_from_broker(self, fault: Fault) -> None:
+        _cut(self.broker_link.each[_slot(fault)], fault)
+
+    def _cut_worker_off(self, fault: Fault) -> str:
+        """One worker cannot reach the database; the others can, and take over."""
+        slot, began = _slot(fault), time.monotonic()
+        found = self.fleet.processes(slot)
+        _black_hole(self._link().each[slot], fault)
+        # It may have been killed and started again meanwhile.
+        found = sorted({*found, *self.fleet.processes(slot)})
+        self.fleet.cut_off += [(pid, began, time.monotonic()) for pid in found]
+        return f"pids {found}"
 
     # The broker
 
@@ -209,7 +222,7 @@ class Faults:
         assert isinstance(self.database, Postgres)
         return self.database
 
-    def _link(self) -> Proxy:
+    def _link(self) -> Links:
         assert self.database_link is not None
         return self.database_link
 
@@ -218,13 +231,13 @@ def _slot(fault: Fault) -> int:
     return int(fault.target.rpartition("-")[2])
 
 
-def _cut(link: Proxy, fault: Fault) -> None:
+def _cut(link: Any, fault: Fault) -> None:
     link.cut()
     time.sleep(fault.seconds)
     link.restore()
 
 
-def _black_hole(link: Proxy, fault: Fault) -> None:
+def _black_hole(link: Any, fault: Fault) -> None:
     link.swallow(*(() if fault.detail == "both" else (fault.detail,)))
     time.sleep(fault.seconds)
     link.restore()

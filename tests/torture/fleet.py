@@ -48,20 +48,22 @@ class TorturedFleet:
 
     Parameters:
       room(Path): Where the journal and the logs go.
-      env(dict): The environment of the workers.
+      envs(list[dict]): The environment of each worker command.
       threads(list[int]): How many threads each has.
 
     Attributes:
       deaths(dict): When each process was first seen to be gone (monotonic).
       frozen(list): Each process that was stopped, with the times when it was stopped and continued.
+      cut_off(list): The same for each process that could not reach the database although others could.
     """
 
-    def __init__(self, room: Path, env: dict[str, str], threads: list[int]) -> None:
+    def __init__(self, room: Path, envs: list[dict[str, str]], threads: list[int]) -> None:
         self.room = room
-        self.env = env
+        self.envs = envs
         self.threads = threads
         self.deaths: dict[int, float] = {}
         self.frozen: list[tuple[int, float, float]] = []
+        self.cut_off: list[tuple[int, float, float]] = []
         self.started = 0
         self.all: list[TorturedWorker] = []
         self._alive: set[int] = set()
@@ -73,7 +75,7 @@ class TorturedFleet:
         self._thread.start()
 
     def _start(self, slot: int) -> TorturedWorker:
-        worker = TorturedWorker(self.env, self.room, threads=self.threads[slot])
+        worker = TorturedWorker(self.envs[slot], self.room, threads=self.threads[slot])
         self.all.append(worker)
         self.started += 1
         return worker

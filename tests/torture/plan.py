@@ -51,7 +51,7 @@ class Fault(NamedTuple):
 
 
 def jobs(seed: int, seconds: float) -> list[Job]:
-    """Return what is sent, about five things a second."""
+    """Return what is sent, five or six things a second."""
     rng = random.Random(f"jobs {seed}")
     makers = {
         "quick": (30, lambda: {"callback": rng.random() < 0.3}),
@@ -76,7 +76,7 @@ def jobs(seed: int, seconds: float) -> list[Job]:
     while at < seconds - 1:
         kind = rng.choices(kinds, weights)[0]
         plan.append(Job(at, kind, makers[kind][1]()))
-        at += rng.expovariate(1 / 0.2)
+        at += rng.expovariate(1 / 0.18)
     return plan
 
 
@@ -102,6 +102,7 @@ def faults(seed: int, seconds: float, database: str) -> list[Fault]:
         "drop": (5, lambda: ("broker link", 0.0, "")),
         "black hole": (5, lambda: ("broker link", rng.uniform(0.3, 5), direction())),
     }
+    makers["cut worker off from broker"] = (3, lambda: (slot(), rng.uniform(0.5, LEASE + 3), ""))
     if database == "sqlite":
         makers["lock"] = (14, lambda: ("database", rng.choice([0.3, 1.0, 3.0, 7.0]), ""))
     else:
@@ -110,6 +111,7 @@ def faults(seed: int, seconds: float, database: str) -> list[Fault]:
             "restart database": (3, lambda: ("database", rng.uniform(0, 3), rng.choice(["fast", "immediate"]))),
             "cut database": (4, lambda: ("database link", rng.uniform(0.1, 5), "")),
             "drop database": (6, lambda: ("database link", 0.0, "")),
+            "cut worker off": (7, lambda: (slot(), rng.choice([1.0, LEASE + 1, LEASE + 3]), direction())),
             "end connections": (4, lambda: ("database", 0.0, "")),
             "lock rows": (4, lambda: ("database", rng.choice([0.3, 1.0, LEASE - 1.5]), rng.choice(["active", "all"]))),
             "black hole database": (5, lambda: ("database link", rng.uniform(0.3, 5), direction())),
@@ -125,5 +127,5 @@ def faults(seed: int, seconds: float, database: str) -> list[Fault]:
             plan.append(Fault(at, kind, target, lasting, detail))
             # A worker needs some seconds to come back, and is of no use to the torture before.
             busy[target] = at + lasting + (4 if target.startswith("worker") else 0.5)
-        at += rng.uniform(0.3, 1.6)
+        at += rng.uniform(0.2, 1.3)
     return plan

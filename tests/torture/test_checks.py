@@ -31,7 +31,15 @@ def run(name: str, pid: int, began: float, ended: float | None, how: str = "ok",
 
 def judge(events: list[Event], row: dict[str, Any] | None = None, **facts: Any) -> set[str]:
     """Return the names of the checks that object."""
-    given: dict[str, Any] = {"deaths": {}, "frozen": [], "leftovers": [], "stored": {"k": True}, "loss": 0, **facts}
+    given: dict[str, Any] = {
+        "deaths": {},
+        "frozen": [],
+        "cut_off": [],
+        "leftovers": [],
+        "stored": {"k": True},
+        "loss": 0,
+        **facts,
+    }
     asked = Event("sending", "a", 1, 0.0, {"kind": "quick", "wall": 0, "delay": None, **facts.pop("asked", {})})
     given.pop("asked", None)
     given.setdefault("results", [{"job_id": "a", "key": "k", "created_at": 1, "stored_at": 1}])

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from dramatiq_durable.store import migrate
 from dramatiq_durable.store.database import connect
 from tests.harness.journal import Journal
-from tests.harness.proxy import Proxy
 from tests.servers import Postgres, Valkey, die_with_parent
 from tests.torture import checks, plan
 from tests.torture.faults import Faults
 from tests.torture.fleet import SETTINGS, TorturedFleet
+from tests.torture.links import Links
 
 __all__ = ["Verdict", "torture"]
 
@@ -76,42 +76,33 @@ def torture(seed: int, seconds: float, database: str, room: Path, postgres: Post
       room(Path): An empty directory.
       postgres(Postgres): A server of the caller's for this alone; one is made if it is needed and not given.
     """
+    if database == "sqlite":
+        postgres = None
     with contextlib.ExitStack() as stack:
         broker = Valkey(persist=True)
         stack.callback(broker.close)
         broker.start()
-        broker_link = Proxy(broker.port)
+        broker_link = Links(broker.port, plan.SLOTS + 1)
         stack.callback(broker_link.close)
-        server: Postgres | None = None
-        database_link: Proxy | None = None
-        if database == "sqlite":
-            direct = workers_url = f"sqlite:///{room}/record.sqlite3"
-        else:
+        database_link: Links | None = None
+        direct = f"sqlite:///{room}/record.sqlite3"
+        if database == "postgresql":
             if postgres is None:
                 postgres = Postgres()
                 stack.callback(postgres.close)
                 postgres.start()
-            server = postgres
-            direct = server.create()
-            database_link = Proxy(server.port)
+            direct = postgres.create()
+            database_link = Links(postgres.port, plan.SLOTS + 1)
             stack.callback(database_link.close)
-            workers_url = direct.replace(f":{server.port}/", f":{database_link.port}/")
         db = connect(direct)
         migrate.upgrade(db)
         db.close_all()
-        env = {
-            **os.environ,
-            "DURABLE_TEST_ROOM": str(room),
-            "DURABLE_TEST_REDIS": f"redis://127.0.0.1:{broker_link.port}/0",
-            "DRAMATIQ_DURABLE_DATABASE_URL": workers_url,
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            **{f"DRAMATIQ_DURABLE_{name}": value for name, value in SETTINGS.items()},
-        }
+        *envs, env = [_environment(room, direct, broker_link, database_link, i) for i in range(plan.SLOTS + 1)]
         rng = random.Random(f"fleet {seed}")
-        fleet = TorturedFleet(room, env, [rng.randint(2, 4) for _ in range(plan.SLOTS)])
+        fleet = TorturedFleet(room, envs, [rng.randint(2, 4) for _ in range(plan.SLOTS)])
         stack.callback(fleet.close)
         faults = Faults(
-            fleet, broker, broker_link, server or room / "record.sqlite3", database_link, direct.rpartition("/")[2]
+            fleet, broker, broker_link, postgres or room / "record.sqlite3", database_link, direct.rpartition("/")[2]
         )
         producer = _produce(seed, seconds, env, room, broker.port)
         stack.callback(producer.kill)
@@ -125,6 +116,21 @@ def torture(seed: int, seconds: float, database: str, room: Path, postgres: Post
         found["broken torture"] = faults.errors + ([] if producer.poll() == 0 else ["the producer failed"])
         log = [f"{at:6.1f}  {what}" for at, what in sorted(faults.log)]
         return Verdict(seed, seconds, database, found, _figures(room, direct, fleet, settled), log, room)
+
+
+def _environment(room: Path, url: str, broker: Links, database: Links | None, which: int) -> dict[str, str]:
+    """Return the environment of a worker command, or of the producer: each has its own way to the servers."""
+    if database is not None:
+        link = database.each[which]
+        url = url.replace(f":{link.target}/", f":{link.port}/")
+    return {
+        **os.environ,
+        "DURABLE_TEST_ROOM": str(room),
+        "DURABLE_TEST_REDIS": f"redis://127.0.0.1:{broker.each[which].port}/0",
+        "DRAMATIQ_DURABLE_DATABASE_URL": url,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        **{f"DRAMATIQ_DURABLE_{name}": value for name, value in SETTINGS.items()},
+    }
 
 
 def _produce(seed: int, seconds: float, env: dict[str, str], room: Path, port: int) -> subprocess.Popen[bytes]:
@@ -159,6 +165,7 @@ def _judge(room: Path, url: str, fleet: TorturedFleet, faults: Faults, broker: V
         results=results,
         deaths=dict(fleet.deaths),
         frozen=list(fleet.frozen),
+        cut_off=list(fleet.cut_off),
         leftovers=leftovers(broker),
         stored=stored,
         loss=max(faults.losses, default=0),
