@@ -77,6 +77,15 @@ class BrokerView:
     def give_back(self, copies: Sequence[tuple[str, str]]) -> None:
         """Put copies that are in consumers' hands back into their queues."""
 
+    def misplaced(self, queues: set[str]) -> Sequence[tuple[str, str]]:
+        """Return copies (queue and reference) that are in the broker, but where nobody would ever fetch them: in
+        *queues*, and in those that this process knows of.
+        """
+        return ()
+
+    def place(self, copies: Sequence[tuple[str, str]]) -> None:
+        """Put such copies back into their queues; one that was there after all is there twice, which does no harm."""
+
     def has_fetched(self, consumer: Consumer) -> bool:
         """Return whether the next message of *consumer* is in memory already, so that asking for it does not wait."""
         return False

@@ -53,11 +53,40 @@ if redis.call("srem", KEYS[1], ARGV[1]) == 1 and redis.call("hexists", KEYS[3], 
 end
 """
 
+#: Removes a copy, if it still is in a consumer's hands.
+_DISCARD = """
+if redis.call("srem", KEYS[1], ARGV[1]) == 1 then
+    redis.call("hdel", KEYS[2], ARGV[1])
+end
+"""
+
+#: Returns a part of the ids that a hash has data for, without the data, and where to go on.
+_IDS = """
+local page = redis.call("hscan", KEYS[1], ARGV[1], "COUNT", ARGV[2])
+local ids = {}
+for i = 1, #page[2], 2 do
+    ids[#ids + 1] = page[2][i]
+end
+return {page[1], ids}
+"""
+
+#: Gives copies a place in the list, if their data still is there.
+_PLACE = """
+for i = 1, #ARGV do
+    if redis.call("hexists", KEYS[2], ARGV[i]) == 1 then
+        redis.call("rpush", KEYS[1], ARGV[i])
+    end
+end
+"""
+
 #: How many ids one call names.
 _CHUNK = 1000
 
 #: How many ids of a list are read at a time when a whole queue has to be compared.
 _LIST_CHUNK = 10_000
+
+#: How many copies without a place are dealt with at a time.
+_MISPLACED = 20_000
 
 
 class RedisView(BrokerView):
@@ -71,6 +100,9 @@ class RedisView(BrokerView):
         self._publish = broker.client.register_script(_PUBLISH)
         self._absent = broker.client.register_script(_ABSENT)
         self._give_back = broker.client.register_script(_GIVE_BACK)
+        self._discard = broker.client.register_script(_DISCARD)
+        self._ids = broker.client.register_script(_IDS)
+        self._place = broker.client.register_script(_PLACE)
 
     def _keys(self, queue: str) -> tuple[str, str]:
         name = f"{self.broker.namespace}:{queue}"
@@ -117,32 +149,58 @@ class RedisView(BrokerView):
                 chunk = waiting[start : start + _CHUNK]
                 absent = self._absent(keys=[data_key], args=[row.broker_ref or "" for row in chunk])
                 found.update(chunk[i - 1].id for i in absent)
-            found.update(self._unplaced(queue, [row for row in waiting if row.id not in found]))
         return found
 
-    def _unplaced(self, queue: str, rows: list[Waiting]) -> set[str]:
-        """Return the ids of *rows* whose data is there, but whose place in the queue is not."""
+    def misplaced(self, queues: set[str]) -> list[tuple[str, str]]:
+        return [(queue, ref) for queue in sorted(queues.union(self._queues())) for ref in self._misplaced(queue)]
+
+    def _misplaced(self, queue: str) -> list[str]:
+        """Return the copies of a queue whose data is there, but whose place is not: neither in the list nor in hand."""
         list_key, data_key = self._keys(queue)
         fetched = self._fetched(queue)
-        client = self.broker.client
+        client: Any = self.broker.client
         # In a healthy queue every copy has one place.  Only if there are more data than places is the list read.
-        if not rows or client.hlen(data_key) <= client.llen(list_key) + len(fetched):
-            return set()
-        wanted = {row.broker_ref: row.id for row in rows if row.broker_ref not in fetched}
-        start = 0
-        while wanted and (ids := client.lrange(list_key, start, start + _LIST_CHUNK - 1)):
-            for ref in ids:
-                wanted.pop(_text(ref), None)
-            start += len(ids)
-        return set(wanted.values())
+        if client.hlen(data_key) <= client.llen(list_key) + len(fetched):
+            return []
+        # Digests instead of the ids themselves: a queue may have a million.
+        places = set(map(hash, fetched))
+        # From the end: what is fetched at the other end meanwhile does not shift what is still to be read.
+        end = -1
+        while ids := client.lrange(list_key, end - _LIST_CHUNK + 1, end):
+            places.update(hash(_text(ref)) for ref in ids)
+            end -= _LIST_CHUNK
+        found: list[str] = []
+        cursor: Any = 0
+        while True:
+            cursor, ids = self._ids(keys=[data_key], args=[cursor, _CHUNK])
+            found += [ref for ref in map(_text, ids) if hash(ref) not in places]
+            if int(cursor) == 0 or len(found) >= _MISPLACED:
+                return found
+
+    def place(self, copies: Sequence[tuple[str, str]]) -> None:
+        for queue in {queue for queue, _ in copies}:
+            refs = [ref for name, ref in copies if name == queue]
+            for start in range(0, len(refs), _CHUNK):
+                self._place(keys=self._keys(queue), args=refs[start : start + _CHUNK])
+
+    def _queues(self) -> list[str]:
+        return sorted(self.broker.get_declared_queues() | self.broker.get_declared_delay_queues())
 
     def _fetched(self, queue: str) -> dict[str, str]:
         """Return the copies that consumers hold unacknowledged, with the key of the set each is in."""
-        client = self.broker.client
+        client: Any = self.broker.client
+        prefix = f"{self.broker.namespace}:__acks__."
+        owners = client.zrange(f"{self.broker.namespace}:__heartbeats__", 0, -1)
+        keys = [f"{prefix}{_text(owner)}.{queue}" for owner in owners]
         held: dict[str, str] = {}
-        for broker_id in client.zrange(f"{self.broker.namespace}:__heartbeats__", 0, -1):
-            key = f"{self.broker.namespace}:__acks__.{_text(broker_id)}.{queue}"
-            held.update((_text(ref), key) for ref in client.smembers(key))
+        # Every process that ever sent is among them, until the broker forgets it.
+        for start in range(0, len(keys), _CHUNK):
+            chunk = keys[start : start + _CHUNK]
+            with client.pipeline(transaction=False) as pipe:
+                for key in chunk:
+                    pipe.smembers(key)
+                for key, refs in zip(chunk, pipe.execute(), strict=True):
+                    held.update((_text(ref), key) for ref in refs)
         return held
 
     def stranded(self, rows: Sequence[Waiting]) -> set[str]:
@@ -156,16 +214,12 @@ class RedisView(BrokerView):
         for queue, waiting in _by_queue(rows).items():
             fetched = self._fetched(queue)
             _, data_key = self._keys(queue)
-            with self.broker.client.pipeline(transaction=False) as pipe:
-                for row in waiting:
-                    if row.broker_ref in fetched:
-                        pipe.srem(fetched[row.broker_ref], row.broker_ref)
-                        pipe.hdel(data_key, row.broker_ref)
-                pipe.execute()
+            for row in waiting:
+                if row.broker_ref in fetched:
+                    self._discard(keys=[fetched[row.broker_ref], data_key], args=[row.broker_ref])
 
     def in_hand(self) -> list[tuple[str, str]]:
-        queues = self.broker.get_declared_queues() | self.broker.get_declared_delay_queues()
-        return [(queue, ref) for queue in sorted(queues) for ref in self._fetched(queue)]
+        return [(queue, ref) for queue in self._queues() for ref in self._fetched(queue)]
 
     def identify(self, copies: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
         found: dict[tuple[str, str], str] = {}
@@ -193,7 +247,7 @@ class RedisView(BrokerView):
         # Dramatiq does this now and then, by chance (0.1 % of its commands): on a quiet system what a dead process had
         # fetched stays where it is for hours.  Rows do not need it; messages that have none, and memory, do.
         broker = self.broker
-        for queue in sorted(broker.get_declared_queues() | broker.get_declared_delay_queues()):
+        for queue in self._queues():
             arguments = [
                 *("fetch", current_millis(), queue, broker.broker_id),
                 *(broker.heartbeat_timeout, broker.dead_message_ttl, 1, broker._max_unpack_size(), 0),

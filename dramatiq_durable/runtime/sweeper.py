@@ -136,10 +136,12 @@ def look(
     looked = put_back = 0
     suspects: list[tuple[float, list[Waiting]]] = []
     held: Strandings = {}
+    queues: set[str] = set()
     after = ""
     while page := recovery.waiting_page(db, after, PAGE, grace if view.can_look else BLIND_AGE):
         after = page[-1].id
         looked += len(page)
+        queues.update(row.queue for row in page)
         missing = view.missing(page) if view.can_look else {row.id for row in page}
         if missing:
             suspects.append((time.monotonic(), [row for row in page if row.id in missing]))
@@ -153,10 +155,21 @@ def look(
             break
     for since, rows in suspects:
         put_back += _second_look(db, view, since, rows, pause)
+    put_back += _place_again(view, queues, pause)
     give_back(db, view, stranded_after, strandings, held)
     strandings.clear()
     strandings.update(held)
     return Look(looked, put_back)
+
+
+def _place_again(view: BrokerView, queues: set[str], pause: Callable[[float], object]) -> int:
+    """Give back their place to copies that lost it; like a lost copy, one must be found twice."""
+    first = set(view.misplaced(queues))
+    if not first or pause(SECOND_LOOK) is True:
+        return 0
+    again = [copy for copy in view.misplaced(queues) if copy in first]
+    view.place(again)
+    return len(again)
 
 
 def _second_look(
