@@ -198,7 +198,7 @@ class NotPublished(SendError):
 
 
 class StaleRun(SendError):
-    """A run that lost its claim tried to send: nothing was queued."""
+    """A run that lost its claim, or has ended, tried to send: nothing was queued."""
 
     code = "DD305"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,7 @@ class Run:
       max_runtime(float): Seconds after its start at which the lease is no longer renewed, or ``None``.
       on_lost(str): What becomes of the job if this process dies while its actor runs.
       again(tuple): The own message that the actor enqueued ("run me again later") with its delay.
-      children(dict): How many jobs this run has sent, per actor.
+      children(dict): Counts the jobs that this run has sent, per actor.
     """
 
     __slots__ = (
@@ -120,7 +121,7 @@ class Run:
         self.reported = False
         self.answer: str | None = None
         self.again: tuple[Message[Any], int] | None = None
-        self.children: dict[str, int] = {}
+        self.children: dict[str, itertools.count[int]] = {}
         message.__dict__[_ATTRIBUTE] = self
 
     def ran_for(self) -> int:
@@ -129,9 +130,8 @@ class Run:
 
     def next_ordinal(self, actor_name: str) -> int:
         """Count one more job sent to *actor_name*; return how many were sent before."""
-        ordinal = self.children.get(actor_name, 0)
-        self.children[actor_name] = ordinal + 1
-        return ordinal
+        # Threads of one actor may send at the same time; of two jobs with one id the second would be taken for a copy.
+        return next(self.children.setdefault(actor_name, itertools.count()))
 
 
 #: How long a suspect waits for the other runs of the process to end, and how long the others then wait for it

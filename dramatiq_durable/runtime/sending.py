@@ -110,7 +110,7 @@ class Sender:
         if capture is not None and self._is_ours(capture.run):
             return self._capture(message, ahead)
         run = RUN.get()
-        if run is not None and run.thread_id is not None and self._is_ours(run):
+        if run is not None and self._is_ours(run):
             return self._send_from(run, message, ahead)
         self.host.check_order()
         if ahead:
@@ -141,6 +141,13 @@ class Sender:
     # A running actor
 
     def _send_from(self, run: Run, message: Message[Any], ahead: int) -> Message[Any]:
+        if run.thread_id is None:
+            # A coroutine that resisted its cancellation, or a task that nobody waited for.
+            raise StaleRun(
+                f"Job {message.message_id} for actor {message.actor_name!r} was not queued: job {run.id}, which sends "
+                "it, has ended.",
+                job_id=message.message_id,
+            )
         if message.message_id == run.id:
             run.again = (message, ahead)
             return message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from dramatiq.middleware import Interrupt, Shutdown
@@ -43,13 +44,20 @@ def decide(
     if capture.errors:
         message.stuff_exception(capture.errors[0])
         return _failed(broker, run, message, capture.errors[0], capture, reason="follow_up_refused")
-    if isinstance(exception, Shutdown) or isinstance(exception, Interrupt) and not run.started:
+    interrupt = _resisted(exception) or exception
+    if isinstance(interrupt, Shutdown) or isinstance(interrupt, Interrupt) and not run.started:
         # An interrupt before the actor began (a time limit, while others were waited for) is nobody's failure either.
         message.failed = False
-        reason = "shutdown" if isinstance(exception, Shutdown) else "not_started"
+        reason = "shutdown" if isinstance(interrupt, Shutdown) else "not_started"
         # What other hooks made of the interruption (a retry, a callback) is dropped: the job simply runs again.
         return Outcome(
-            run.id, run.claim, "interrupted", ran_for=run.ran_for(), reason=reason, evidence=evidence_of(exception)
+            run.id,
+            run.claim,
+            "interrupted",
+            ran_for=run.ran_for(),
+            delay=_pause_after(run, exception),
+            reason=reason,
+            evidence=evidence_of(interrupt),
         )
     if exception is None and not message.failed:
         if run.again is not None:
@@ -58,6 +66,24 @@ def decide(
     if capture.own is not None and not message.failed:
         return _again(run, message, capture.own, exception, capture)
     return _failed(broker, run, message, exception, capture)
+
+
+def _resisted(exception: BaseException | None) -> BaseException | None:
+    """Return the interrupt that a coroutine resisted, if *exception* says so.
+
+    ``AsyncIO`` waits for a second after it has cancelled a coroutine; then it raises this error and leaves it running.
+    """
+    cause = exception.__cause__ if isinstance(exception, RuntimeError) else None
+    return cause if isinstance(cause, Interrupt) else None
+
+
+def _pause_after(run: Run, exception: BaseException | None) -> int:
+    """Return for how long a job must not start again (milliseconds): the rest of its lease, as after a dead worker, if
+    its coroutine still runs.
+    """
+    if _resisted(exception) is None:
+        return 0
+    return max(0, int((run.valid_until - time.monotonic()) * 1000))
 
 
 def decide_skipped(broker: Broker, run: Run, message: MessageProxy, capture: Capture) -> Outcome | None:
@@ -124,7 +150,7 @@ def _again(
         "retry",
         started=run.started,
         ran_for=run.ran_for(),
-        delay=delay,
+        delay=max(delay, _pause_after(run, exception)),
         options=messages.encode_options(sent.options),
         payload=messages.encode(sent, None) if changed else None,
         counted=exception is not None,

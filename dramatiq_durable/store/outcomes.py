@@ -78,7 +78,7 @@ UPDATE {{jobs}} SET
  state = CASE WHEN interruptions + 1 > ? THEN 'failed' ELSE 'queued' END,
  reason = CASE WHEN interruptions + 1 > ? THEN 'interrupted_too_often' ELSE ? END,
  finished_at = CASE WHEN interruptions + 1 > ? THEN {{now}} END,
- publish_at = CASE WHEN interruptions + 1 > ? THEN NULL ELSE {{now}} END,
+ publish_at = CASE WHEN interruptions + 1 > ? THEN NULL ELSE {{now}} + ? END,
  owner = CASE WHEN interruptions + 1 > ? THEN owner END,
  interruptions = interruptions + 1, claim = claim + 1, claimed_at = NULL, lease_until = NULL,
  attempt = attempt - CASE WHEN started_at IS NULL THEN 0 ELSE 1 END, started_at = NULL, on_lost = NULL
@@ -243,7 +243,7 @@ def _end(db: Database, owner: str, outcome: Outcome, max_interruptions: int) -> 
         return db.fetch(_RETRY, (*values, *fence))
     if outcome.kind == "interrupted":
         cap = max_interruptions
-        return db.fetch(_INTERRUPT, (cap, cap, outcome.reason, cap, cap, cap, *fence))
+        return db.fetch(_INTERRUPT, (cap, cap, outcome.reason, cap, cap, outcome.delay, cap, *fence))
     statement = {"released": _GIVE_BACK, "parked": _PARK, "skipped": _CANCEL_UNSTARTED}[outcome.kind]
     return db.fetch(statement, (outcome.reason, *fence))
 

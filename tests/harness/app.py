@@ -114,6 +114,63 @@ async def coroutine(value: Any) -> Any:
     return value
 
 
+@dramatiq.actor
+async def async_parent(children: int, name: str) -> None:
+    journal.note("begin", me())
+    for i in range(children):
+        quick.send(i)
+    journal.note("sent", me())
+    while not (ROOM / name).exists():
+        await asyncio.sleep(0.02)
+    journal.note("end", me())
+
+
+@dramatiq.actor
+async def async_threads(children: int) -> None:
+    """Sends from many threads at once."""
+    journal.note("begin", me())
+    await asyncio.gather(*(asyncio.to_thread(quick.send, i) for i in range(children)))
+    journal.note("end", me())
+
+
+@dramatiq.actor(max_retries=0, notify_shutdown=True)
+async def async_waits(name: str) -> None:
+    """Waits for a file, and sends when it is there, or when it is cancelled."""
+    journal.note("begin", me())
+    try:
+        while not (ROOM / name).exists():
+            await asyncio.sleep(0.02)
+    except asyncio.CancelledError:
+        journal.note("cancelled", me())
+        raise
+    finally:
+        try:
+            quick.send("on its way out")
+        except Exception as e:
+            journal.note("raised", me(), type(e).__name__)
+        journal.note("end", me())
+
+
+@dramatiq.actor(
+    max_retries=0, time_limit=1_000, notify_shutdown=True, min_backoff=10, max_backoff=20, store_results=True
+)
+async def async_stubborn(name: str) -> str:
+    """Resists its cancellation, and goes on until a file is there."""
+    id = me()
+    journal.note("begin", id)
+    while not (ROOM / name).exists():
+        try:
+            await asyncio.sleep(0.02)
+        except asyncio.CancelledError:
+            journal.note("resisted", id)
+    try:
+        quick.send("from a run that has ended")
+    except Exception as e:
+        journal.note("raised", id, type(e).__name__)
+    journal.note("end", id)
+    return "late"
+
+
 @dramatiq.actor(store_results=True, max_retries=0)
 def breaks(text: str = "broken on purpose") -> None:
     journal.note("begin", me())
