@@ -59,6 +59,8 @@ class Host(Protocol):
 
     def ready(self) -> bool: ...
 
+    def staffed(self) -> bool: ...
+
     def drain(self) -> None: ...
 
     def conclude(self, run: Run) -> None: ...
@@ -92,7 +94,7 @@ class DurableConsumer(Consumer):
     def __next__(self) -> MessageProxy | None:
         if self._claimable:
             return self._claimable.popleft()
-        if self.host.stopping or not self.host.ready():
+        if self.host.stopping or not self.host.staffed() or not self.host.ready():
             self._idle()
             return None
         if not self._fetched:

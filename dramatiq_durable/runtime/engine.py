@@ -129,7 +129,8 @@ class Engine:
             self.counters,
             lease=options.lease,
             interval=options.heartbeat_interval,
-            stopping=lambda: self.stopping,
+            submit=lambda run: self.writer.submit(run, wait=False),
+            stopping=lambda: self.stopping or not self.staffed(),
         )
         self.scheduler = Scheduler(self)
 
@@ -252,6 +253,19 @@ class Engine:
                 self._complained = now
                 self.logger.critical("Nothing is fetched: %s", e)
         return self._ready
+
+    def staffed(self) -> bool:
+        """Return whether there is a thread to run jobs: an interrupt that lands on a hook may end one, and Dramatiq
+        would go on fetching for those that are dead.
+        """
+        threads = self._worker.workers if self._worker is not None else []
+        if not threads or any(thread.is_alive() for thread in threads):
+            return True
+        now = time.monotonic()
+        if not self.stopping and now - self._complained >= COMPLAINT_INTERVAL:
+            self._complained = now
+            self.logger.critical("All worker threads of this process are dead; it takes no more jobs. Restart it.")
+        return False
 
     # What the parts ask for
 
@@ -394,6 +408,8 @@ class Engine:
     def _committed(self, run: Run, accepted: bool) -> None:
         """The outcome of *run* is committed, or was refused.  On the writer's thread."""
         self.registry.forget(run)
+        # NOTE: A traceback keeps all that its frames refer to; Dramatiq drops it too when it is done with a message.
+        run.verdict = None
         outcome = run.outcome
         if not accepted:
             self.counters.refused += 1

@@ -36,6 +36,7 @@ class Heartbeat:
       counters(Counters)
       lease(int): Milliseconds.
       interval(int): Milliseconds.
+      submit(Callable[[Run], None]): Takes over an outcome whose thread did not hand it over.
       stopping(Callable[[], bool]): Whether the process begins no more jobs.  Claims that wait in its memory are then
         not renewed any more: nothing may be relied on to give them back (``Worker.stop`` may raise on its way).
     """
@@ -49,6 +50,7 @@ class Heartbeat:
         *,
         lease: int,
         interval: int,
+        submit: Callable[[Run], None],
         stopping: Callable[[], bool],
     ) -> None:
         self.logger = get_logger(__name__, type(self))
@@ -58,6 +60,7 @@ class Heartbeat:
         self._counters = counters
         self._lease = lease
         self._interval = interval / 1000
+        self._submit = submit
         self._stopping = stopping
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -93,6 +96,7 @@ class Heartbeat:
         now = time.monotonic()
         stopping = self._stopping()
         mine = [run for run in self._registry.runs() if not run.lost]
+        self._hand_over(mine)
         ended = [run for run in mine if _over_time(run, now) or (stopping and not run.started)]
         held = [run for run in mine if run not in ended]
         pairs = [(run.id, run.claim, run.started) for run in held]
@@ -107,6 +111,16 @@ class Heartbeat:
         if unsure:
             self._confirm(unsure)
         self._let_go(beat.strays)
+
+    def _hand_over(self, runs: list[Run]) -> None:
+        """See to outcomes that were decided at the last beat and that nobody has handed over since: a ``before_ack`` of
+        another middleware has stopped the acknowledgement, or the thread has died.
+        """
+        for run in runs:
+            if run.outcome is not None and not run.submitted:
+                if run.decided:
+                    self._submit(run)
+                run.decided = True
 
     def _confirm(self, unsure: list[Run]) -> None:
         """Find out about claims that were not renewed: locked for a moment, settled just now, or lost."""

@@ -47,6 +47,7 @@ class Run:
       refused(bool): Whether its start was refused, so that the actor did not run and there is nothing to write.
       outcome(Outcome): How it ended, once that is decided.
       verdict(tuple): What the actor returned and raised, as it was first seen; what lands on the hooks later is not it.
+      decided(bool): Whether a heartbeat has seen the outcome, not handed over yet.
       submitted(bool): Whether the writer has been given the outcome.
       reported(bool): Whether the writer has told what became of the outcome.
       answer(str): What the broker is to be told after the commit: ``"ack"``, ``"nack"``, or ``None`` for nothing.
@@ -66,6 +67,7 @@ class Run:
         "children",
         "claim",
         "consumer",
+        "decided",
         "id",
         "interrupted",
         "lost",
@@ -117,6 +119,7 @@ class Run:
         self.refused = False
         self.outcome: Outcome | None = None
         self.verdict: tuple[Any, BaseException | None] | None = None
+        self.decided = False
         self.submitted = False
         self.reported = False
         self.answer: str | None = None

@@ -96,10 +96,10 @@ class Writer:
         self._thread = threading.Thread(target=self._loop, name="durable-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, run: Run) -> None:
+    def submit(self, run: Run, *, wait: bool = True) -> None:
         """Take over a run whose outcome is decided; wait only when more than a batch is waiting already."""
         with self._changed:
-            while len(self._runs) >= self._batch and self._running and not self._stopping:
+            while wait and len(self._runs) >= self._batch and self._running and not self._stopping:
                 self._changed.wait(0.5)
             # NOTE: These three lines may be interrupted, and are then called again.
             if not run.submitted:
