@@ -53,6 +53,8 @@ class Evidence:
       attempts(list), results(list): The rows of these tables.
       deaths(dict), frozen(list), cut_off(list): Of the fleet.
       leftovers(list[str]): What the broker still holds.
+      threads(dict): How many threads each process has that is alive at the end.
+      log(list[str]): What the workers logged.
       stored(dict): Which result keys the results backend has.
       loss(int): When the broker lost data for the last time.
     """
@@ -65,6 +67,8 @@ class Evidence:
     frozen: list[tuple[int, float, float]]
     cut_off: list[tuple[int, float, float]]
     leftovers: list[str]
+    threads: dict[int, int]
+    log: list[str]
     stored: dict[str, bool]
     loss: int
     runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
@@ -244,6 +248,22 @@ def orphans(e: Evidence) -> Iterable[str]:
     yield from e.leftovers
 
 
+def idle_threads(e: Evidence) -> Iterable[str]:
+    """At the end there was enough for everybody to do at once."""
+    for pid, threads in e.threads.items():
+        runs = [run for id, asked in e.asked.items() if asked["kind"] == "probe" for run in e.runs.get(id, [])]
+        mine = [run for run in runs if run.pid == pid and run.ended is not None]
+        busiest = max((sum(r.began <= run.began < e.end(r) for r in mine) for run in mine), default=0)
+        if busiest < threads:
+            yield f"process {pid} has {threads} threads, and at most {busiest} of them worked at the end"
+
+
+def surprises(e: Evidence) -> Iterable[str]:
+    for line in e.log:
+        if any(words in line for words in ("Unexpected failure", "Exception in thread", "could not be determined")):
+            yield line
+
+
 #: Each check, with what its number in the final table means.
 CHECKS = {
     "jobs lost": lost,
@@ -259,6 +279,8 @@ CHECKS = {
     "begun too often": attempts,
     "results missing": results,
     "left in the broker": orphans,
+    "threads that no longer work": idle_threads,
+    "surprises in the logs": surprises,
 }
 
 

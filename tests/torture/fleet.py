@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from tests.harness.workers import WorkerProcess
-from tests.servers import die_with_parent
+from tests.servers import die_with_parent, wait_until
 from tests.torture.plan import LEASE
 
 __all__ = ["SETTINGS", "TorturedFleet"]
@@ -99,13 +99,23 @@ class TorturedFleet:
     def processes(self, slot: int) -> list[int]:
         """Return the worker processes of one command; its master is not among them."""
         with self._lock:
-            return [pid for pid in self.slots[slot].children() if _is_worker(pid)]
+            return [pid for pid in self.slots[slot].children() if _is_worker(pid) and not _gone(pid)]
+
+    def alive(self) -> dict[int, int]:
+        """Wait until all workers are there; return how many threads each worker process has."""
+        wait_until(lambda: all("ready for action" in worker.text() for worker in self.slots), 60, "workers are ready")
+        return {pid: self.threads[slot] for slot in range(len(self.slots)) for pid in self.processes(slot)}
 
     def kill(self, slot: int) -> str:
         """SIGKILL to the worker process: its master takes the others along and ends."""
-        found = self.processes(slot)
+        worker, found = self.slots[slot], self.processes(slot)
         for pid in found:
             _signal(pid, signal.SIGKILL)
+        try:
+            worker.process.wait(3)
+        except subprocess.TimeoutExpired:
+            # A master whose worker dies before it has begun waits for it for half a minute.
+            worker.signal_all(signal.SIGKILL)
         return f"pids {found}"
 
     def kill_master(self, slot: int, seconds: float) -> str:

@@ -16,6 +16,9 @@ import redis
 import dramatiq_durable as durable
 from tests.torture import app, plan
 
+#: How long one of the jobs lasts that occupy all threads at the end (seconds).
+PROBE = 0.8
+
 
 class Producer:
     """Sends what the seed says.
@@ -57,6 +60,11 @@ class Producer:
         actor = app.broker.get_actor(kind)
         options: dict[str, Any] = {"on_success": app.note_success} if callback else {}
         self.send(kind, actor.message_with_options(kwargs=values, **options), callback=callback, **values)
+
+    def probe(self, count: int) -> None:
+        """Send enough for every thread of every worker to have something to do."""
+        for _ in range(count):
+            self.send("probe", app.slow.message(PROBE))
 
     def do_delayed(self, kind: str, delay: int) -> None:
         self.send(kind, app.quick.message(kind), delay=delay)
@@ -107,10 +115,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--probe", type=int, help="only send so many jobs that show which threads are alive")
     parser.add_argument("--broker-port", type=int, required=True)
     given = parser.parse_args()
     direct = redis.Redis(host="127.0.0.1", port=given.broker_port, socket_timeout=1, retry=None)
-    Producer(given.seed, given.seconds, direct).run()
+    producer = Producer(given.seed, given.seconds, direct)
+    if given.probe:
+        producer.probe(given.probe)
+    else:
+        producer.run()
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ def judge(events: list[Event], row: dict[str, Any] | None = None, **facts: Any) 
         "leftovers": [],
         "stored": {"k": True},
         "loss": 0,
+        "threads": {},
+        "log": [],
         **facts,
     }
     asked = Event("sending", "a", 1, 0.0, {"kind": "quick", "wall": 0, "delay": None, **facts.pop("asked", {})})
@@ -72,6 +74,8 @@ def test_a_job_that_ran_once_is_well() -> None:
         ("results missing", GOOD, None, {"results": []}),
         ("results missing", GOOD, None, {"stored": {}}),
         ("left in the broker", GOOD, None, {"leftovers": ["a payload"]}),
+        ("threads that no longer work", GOOD, None, {"asked": {"kind": "probe"}, "threads": {10: 2}}),
+        ("surprises in the logs", GOOD, None, {"log": ["Unexpected failure while reconciling."]}),
     ],
 )
 def test_a_check_objects(

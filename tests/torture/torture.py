@@ -112,7 +112,13 @@ def torture(seed: int, seconds: float, database: str, room: Path, postgres: Post
         except subprocess.TimeoutExpired:
             faults.errors.append("the producer did not come to an end")
         settled = _settle(direct, broker)
-        found = _judge(room, direct, fleet, faults, broker)
+        # Everything is done.  Is everybody still able to work?
+        alive = fleet.alive()
+        probe = _produce(seed, seconds, env, room, broker.port, "--probe", str(4 * sum(fleet.threads)))
+        stack.callback(probe.kill)
+        probe.wait(60)
+        _settle(direct, broker)
+        found = _judge(room, direct, fleet, faults, broker, alive)
         found["broken torture"] = faults.errors + ([] if producer.poll() == 0 else ["the producer failed"])
         log = [f"{at:6.1f}  {what}" for at, what in sorted(faults.log)]
         return Verdict(seed, seconds, database, found, _figures(room, direct, fleet, settled), log, room)
@@ -133,12 +139,13 @@ def _environment(room: Path, url: str, broker: Links, database: Links | None, wh
     }
 
 
-def _produce(seed: int, seconds: float, env: dict[str, str], room: Path, port: int) -> subprocess.Popen[bytes]:
+def _produce(
+    seed: int, seconds: float, env: dict[str, str], room: Path, port: int, *more: str
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.torture.producer", "--seed", str(seed), "--seconds", str(seconds)]
-    with open(room / "producer.log", "wb") as log:
-        return subprocess.Popen(
-            [*command, "--broker-port", str(port)], env=env, stdout=log, stderr=log, preexec_fn=die_with_parent
-        )
+    command += ["--broker-port", str(port), *more]
+    with open(room / "producer.log", "ab") as log:
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log, preexec_fn=die_with_parent)
 
 
 def _settle(url: str, broker: Valkey) -> float:
@@ -154,7 +161,9 @@ def _settle(url: str, broker: Valkey) -> float:
     return time.monotonic() - began
 
 
-def _judge(room: Path, url: str, fleet: TorturedFleet, faults: Faults, broker: Valkey) -> dict[str, list[str]]:
+def _judge(
+    room: Path, url: str, fleet: TorturedFleet, faults: Faults, broker: Valkey, alive: dict[int, int]
+) -> dict[str, list[str]]:
     results = rows(url, "results")
     with broker.client() as client:
         stored = {row["key"]: bool(client.exists(row["key"])) for row in results}
@@ -167,6 +176,8 @@ def _judge(room: Path, url: str, fleet: TorturedFleet, faults: Faults, broker: V
         frozen=list(fleet.frozen),
         cut_off=list(fleet.cut_off),
         leftovers=leftovers(broker),
+        threads=alive,
+        log=[line for worker in fleet.all for line in worker.text().splitlines()],
         stored=stored,
         loss=max(faults.losses, default=0),
     )
