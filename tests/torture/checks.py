@@ -40,6 +40,7 @@ class Run:
     began: float
     wall: int
     ended: float | None = None
+    ended_wall: int = 0
     how: str | None = None
 
 
@@ -53,6 +54,7 @@ class Evidence:
       attempts(list), results(list): The rows of these tables.
       deaths(dict), frozen(list), cut_off(list): Of the fleet.
       leftovers(list[str]): What the broker still holds.
+      owners(dict): Which process each owner was.
       threads(dict): How many threads each process has that is alive at the end.
       log(list[str]): What the workers logged.
       stored(dict): Which result keys the results backend has.
@@ -67,6 +69,7 @@ class Evidence:
     frozen: list[tuple[int, float, float]]
     cut_off: list[tuple[int, float, float]]
     leftovers: list[str]
+    owners: dict[str, int]
     threads: dict[int, int]
     log: list[str]
     stored: dict[str, bool]
@@ -84,7 +87,7 @@ class Evidence:
                 self.runs[event.job].append(run)
             elif event.event == "end" and event.detail["run"] in known:
                 run = known[event.detail["run"]]
-                run.ended, run.how = event.at, event.detail["how"]
+                run.ended, run.how, run.ended_wall = event.at, event.detail["how"], event.detail["wall"]
             elif event.event == "sending":
                 self.asked[event.job] = event.detail
             elif event.event == "sent":
@@ -177,6 +180,16 @@ def ends(e: Evidence) -> Iterable[str]:
             yield f"{id} is completed but never came to its end: {runs}"
         if row["reason"] == "worker_lost" and row["lost"] > len(e.deaths) + len(e.frozen + e.cut_off):
             yield f"{id} was lost {row['lost']} times, more often than anybody died: {row} {runs}"
+
+
+def by_another(e: Evidence) -> Iterable[str]:
+    """The run of the last owner, and no other, may complete a job, and not before it has ended."""
+    for id, row in e.jobs.items():
+        pid = e.owners.get(row["owner"])
+        if row["state"] == "completed" and pid is not None:
+            own = [run for run in e.runs.get(id, []) if run.pid == pid and run.how == "ok"]
+            if not any(run.ended_wall <= row["finished_at"] + CLOCKS for run in own):
+                yield f"{id} was completed by another run than its owner's, process {pid}: {row} {e.runs.get(id)}"
 
 
 def stages(e: Evidence) -> Iterable[str]:
@@ -272,6 +285,7 @@ CHECKS = {
     "finished, then run again": after_the_end,
     "ended well, repeated without cause": without_cause,
     "illegal ends": ends,
+    "completed by a run that had lost it": by_another,
     "pipeline stages missing or too many": stages,
     "callbacks missing or too many": callbacks,
     "children missing or too many": children,

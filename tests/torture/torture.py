@@ -176,6 +176,7 @@ def _judge(
         frozen=list(fleet.frozen),
         cut_off=list(fleet.cut_off),
         leftovers=leftovers(broker),
+        owners={row["owner"]: row["pid"] for row in rows(url, "workers")},
         threads=alive,
         log=[line for worker in fleet.all for line in worker.text().splitlines()],
         stored=stored,
