@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dramatiq.errors import QueueJoinTimeout
+from dramatiq.errors import DecodeError, QueueJoinTimeout
 from dramatiq.message import Message
 
 from ..store.types import Waiting
@@ -30,11 +31,20 @@ class StubView(BrokerView):
         for queue in {row.queue for row in rows}:
             waiting = self.broker.queues.get(queue)
             data = list(waiting.queue) if waiting is not None else []
-            present[queue] = {Message.decode(each).message_id for each in data}
+            present[queue] = set()
+            for each in data:
+                with contextlib.suppress(DecodeError):
+                    present[queue].add(Message.decode(each).message_id)
         return {row.id for row in rows if row.id not in present[row.queue]}
 
     def has_fetched(self, consumer: Consumer) -> bool:
         return False
+
+    def drop_undecodable(self, consumer: Consumer, payload: bytes) -> None:
+        # What acknowledging it would do; the consumer itself forgets a message that it could not decode.
+        stub: Any = consumer
+        stub.queue.task_done()
+        stub.prefetch_semaphore.release()
 
 
 def joining(broker: StubBroker, unfinished: Callable[[str], int]) -> Callable[..., None]:

@@ -269,7 +269,7 @@ class DurableConsumer(Consumer):
         for message in strangers:
             pruned = messages.revision_of(message) is not None
             due_at = messages.due_time(message.options.get("eta"))
-            delayed = due_at is not None and self.queue_name.endswith(".DQ")
+            delayed = due_at is not None and (self.queue_name.endswith(".DQ") or messages.until_due(message) > 0)
             parked = "no_row" if pruned else None if host.options.adopt else "not_adopted"
             rows.append(
                 messages.new_job(

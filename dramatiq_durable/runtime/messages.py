@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from dramatiq.common import q_name
+from dramatiq.common import current_millis, q_name
 from dramatiq.message import Message, get_encoder
 
 from ..errors import NotEncodable, PayloadTooLarge
@@ -60,6 +60,12 @@ def due_time(eta: Any) -> int | None:
     if isinstance(eta, bool) or not isinstance(eta, (int, float)) or eta != eta:
         return None
     return int(max(0, min(eta, MAX_TIME)))
+
+
+def until_due(message: Message[Any] | MessageProxy) -> int:
+    """Return for how many milliseconds *message* asks to wait with its own ``eta``; 0 if it does not."""
+    due = due_time(message.options.get("eta"))
+    return 0 if due is None else max(0, due - current_millis())
 
 
 def marked(message: Message[Any], revision: int = 1) -> Message[Any]:

@@ -105,7 +105,7 @@ class Sender:
         Returns:
           Message: The message as it was sent.
         """
-        ahead = _milliseconds(message, delay)
+        ahead = _milliseconds(message, delay) if delay is not None else messages.until_due(message)
         capture = thread.capture
         if capture is not None and self._is_ours(capture.run):
             return self._capture(message, ahead)

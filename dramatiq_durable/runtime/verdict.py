@@ -140,7 +140,7 @@ def _again(
     """The run's own message was enqueued again: by the retry policy, or by the actor itself ("run me later").
 
     The input of the next run is the row's, as it was sent, also when the actor changed its arguments in place; only a
-    message with other arguments replaces it.
+    message with other arguments replaces it.  It stays in its queue.
     """
     sent, delay = own
     changed = sent.args is not message.args or sent.kwargs is not message.kwargs
@@ -152,7 +152,7 @@ def _again(
         ran_for=run.ran_for(),
         delay=max(delay, _pause_after(run, exception)),
         options=messages.encode_options(sent.options),
-        payload=messages.encode(sent, None) if changed else None,
+        payload=messages.encode(sent.copy(queue_name=message.queue_name), None) if changed else None,
         counted=exception is not None,
         reason="retry" if exception is not None else "again",
         evidence=None if exception is None else evidence_of(exception),

@@ -1,0 +1,81 @@
+"""When a job is handed to the broker, and in which queue it stays."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import dramatiq
+from dramatiq.common import current_millis
+from dramatiq.middleware import CurrentMessage
+
+from tests.inprocess.conftest import Bench
+
+
+def test_a_time_that_lies_ahead_is_kept(bench: Callable[..., Bench]) -> None:
+    """A message may name its time itself (``eta``), as Dramatiq's consumers understand it; also a stranger's."""
+    b = bench()
+    runs: dict[str, int] = {}
+
+    @dramatiq.actor(broker=b.broker)
+    def job(name: str) -> None:
+        runs[name] = current_millis()
+
+    due = current_millis() + 1_500
+    ours = job.message_with_options(args=("ours",), eta=due)
+    b.broker.enqueue(ours)
+    stranger = job.message_with_options(args=("stranger",), eta=due)
+    b.broker.queues["default"].put(json.dumps(stranger.asdict()).encode())
+    b.broker.enqueue(job.message_with_options(args=("past",), eta=due - 60_000))
+    b.work()
+    wait(lambda: set(runs) == {"past"})
+    wait(lambda: b.job(stranger).state == "scheduled")
+    assert b.job(ours).state == "scheduled"
+    b.join()
+    assert runs["ours"] >= due - 5
+    assert runs["stranger"] >= due - 5
+
+
+def test_a_job_that_asks_to_run_again_stays_in_its_queue(bench: Callable[..., Bench]) -> None:
+    """A worker that listens to this queue alone would have no consumer to answer another one with."""
+    b = bench()
+    b.broker.declare_queue("other")
+    runs: list[int] = []
+
+    @dramatiq.actor(broker=b.broker)
+    def job(number: int) -> None:
+        runs.append(number)
+        if number == 1:
+            message = CurrentMessage.get_current_message()
+            assert message is not None
+            b.broker.enqueue(message.copy(queue_name="other", args=(2,)))
+
+    sent = job.send(1)
+    worker = dramatiq.Worker(b.broker, queues={"default"}, worker_timeout=50, worker_threads=1)
+    worker.start()
+    b.workers.append(worker)
+    b.join()
+    assert runs == [1, 2]
+    assert (b.job(sent).state, b.job(sent).queue) == ("completed", "default")
+
+
+def test_a_payload_that_cannot_be_read_does_not_hang_a_test(bench: Callable[..., Bench]) -> None:
+    """``join`` on a StubBroker waits for every message; this one is kept aside, and done with."""
+    b = bench()
+
+    @dramatiq.actor(broker=b.broker)
+    def job() -> None: ...
+
+    b.broker.queues["default"].put(b"junk")
+    job.send()
+    b.work(threads=1)
+    b.join(timeout=5_000)
+    assert b.engine.counters.undecodable == 1
+
+
+def wait(condition: Callable[[], bool], timeout: float = 10) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
