@@ -116,6 +116,7 @@ def install(
         _view(broker, plain_enqueue),
         plain_enqueue=plain_enqueue,
         plain_consume=plain_consume,
+        connect=lambda: connect(settings.database_url, pool_size=1),
         check_order=check_order,
         check_worker=check_worker,
     )

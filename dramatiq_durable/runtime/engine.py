@@ -68,6 +68,7 @@ class Engine:
       view(BrokerView)
       plain_enqueue(Callable): The broker's own ``enqueue``.
       plain_consume(Callable): The broker's own ``consume``.
+      connect(Callable): Describes the same database anew.
       check_order(Callable): Raises when the middlewares do not stand where they must.
       check_worker(Callable): Likewise, and when a worker lacks a piece.
     """
@@ -81,6 +82,7 @@ class Engine:
         *,
         plain_enqueue: Callable[..., Message[Any]],
         plain_consume: Callable[..., Consumer],
+        connect: Callable[[], Database],
         check_order: Callable[[Broker], None],
         check_worker: Callable[[Broker], None],
     ) -> None:
@@ -94,6 +96,7 @@ class Engine:
         self.stopping = False
         self.started = False
         self._plain_consume = plain_consume
+        self._connect = connect
         self._check_order = check_order
         self._check_worker = check_worker
         self._drain_until: float | None = None
@@ -131,6 +134,7 @@ class Engine:
             interval=options.heartbeat_interval,
             submit=lambda run: self.writer.submit(run, wait=False),
             stopping=lambda: self.stopping or not self.staffed(),
+            connect=self._connect,
         )
         self.scheduler = Scheduler(self)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dramatiq.middleware import raise_thread_exception
 
+from .. import greenlets
 from ..errors import LeaseLost
 from ..store import jobs
 from ..store.types import Claimed, Outcome
@@ -43,6 +44,7 @@ class Run:
       admitted(bool): Whether it counts among the runs of this process.
       began(float): When the actor began (monotonic), or ``None``.
       thread_id(int): The thread that runs the actor now, or ``None``; changed only under the registry's lock.
+      greenlet(Greenlet): The greenlet that runs it, under gevent, or ``None``.
       lost(bool): Whether the row is known to be someone else's.
       refused(bool): Whether its start was refused, so that the actor did not run and there is nothing to write.
       outcome(Outcome): How it ended, once that is decided.
@@ -68,6 +70,7 @@ class Run:
         "claim",
         "consumer",
         "decided",
+        "greenlet",
         "id",
         "interrupted",
         "lost",
@@ -114,6 +117,7 @@ class Run:
         self.began: float | None = None
         self.max_runtime = max_runtime
         self.thread_id: int | None = None
+        self.greenlet: Any = None
         self.interrupted = False
         self.lost = False
         self.refused = False
@@ -156,6 +160,7 @@ class Registry:
     def clear(self) -> None:
         """Forget everything: a process that was just forked holds nothing."""
         self._changed = threading.Condition()
+        self._greenlets = greenlets.active()
         self._runs: dict[str, Run | None] = {}
         self._admitted = 0
         self._suspect: Run | None = None
@@ -202,8 +207,8 @@ class Registry:
 
     def runs(self) -> list[Run]:
         """Return the claims that were granted."""
-        with self._changed:
-            return [run for run in self._runs.values() if run is not None]
+        # NOTE: Copied in one step instead of under the lock, which belongs to greenlets where there are any.
+        return [run for run in list(self._runs.values()) if run is not None]
 
     def crowded(self) -> bool:
         """Return whether a suspect runs, or waits to run, so that others have to wait."""
@@ -256,6 +261,7 @@ class Registry:
             if run.lost:
                 return False
             run.thread_id = threading.get_ident()
+            run.greenlet = greenlets.current() if self._greenlets else None
             run.began = time.monotonic()
             run.started = True
             return True
@@ -265,8 +271,9 @@ class Registry:
         with self._changed:
             interrupted, run.interrupted = run.interrupted and run.thread_id is not None, False
             run.thread_id = None
+            run.greenlet = None
         if interrupted:
-            _absorb_interrupt()
+            _absorb_interrupt(self._greenlets)
 
     def lose(self, run: Run) -> None:
         """Mark *run* as someone else's, and interrupt the thread if its actor is still running.
@@ -278,7 +285,10 @@ class Registry:
             run.lost = True
             if run.thread_id is not None and not run.interrupted:
                 run.interrupted = True
-                raise_thread_exception(run.thread_id, LeaseLost)
+                if run.greenlet is not None:
+                    greenlets.interrupt(run.greenlet, LeaseLost)
+                else:
+                    raise_thread_exception(run.thread_id, LeaseLost)
 
 
 def _is_lost(run: Run | None) -> bool:
@@ -304,9 +314,11 @@ def find_lost(db: Database, owner: str, registry: Registry, runs: list[Run]) -> 
     return lost
 
 
-def _absorb_interrupt() -> None:
+def _absorb_interrupt(among_greenlets: bool) -> None:
     """Let an interrupt that was sent just before the actor returned surface here, where it does no harm."""
     try:
+        if among_greenlets:
+            greenlets.let_others_run()
         for _ in range(1000):
             pass
     except LeaseLost:

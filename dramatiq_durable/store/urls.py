@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from .. import greenlets
 from ..errors import DatabaseUnavailable, DriverMissing, InvalidDatabaseURL, NotPermitted
 from ..redact import safe_url
 from .connections import OnePerThread, Pool
@@ -27,7 +28,8 @@ SQLITE_VERSION = (3, 38, 0)
 CONNECT_TIMEOUT, USER_TIMEOUT = 2, 5_000
 
 #: How long SQLite itself waits for the lock of its file (seconds).  The ``busy_timeout`` is waited for in turns of this
-#: length, so that a process that is stopping need not wait to the end.
+#: length, so that a process that is stopping need not wait to the end.  Among greenlets it does not wait itself: all of
+#: them would wait with it.
 LOCK_TURN = 0.25
 
 #: How long a thread waits for a connection of the pool (seconds).
@@ -73,7 +75,7 @@ def _sqlite(url: str, path: str, netloc: str, busy_timeout: int) -> Database:
     def opener(timeout: float = busy_timeout / 1000) -> Any:
         return SqliteDatabase(name, pragmas=pragmas, timeout=timeout, check_same_thread=False)
 
-    database = opener(min(LOCK_TURN, busy_timeout / 1000))
+    database = opener(0.0 if greenlets.active() else min(LOCK_TURN, busy_timeout / 1000))
 
     def open_file() -> Any:
         _check_directory(name)

@@ -188,6 +188,16 @@ def slow(seconds: float) -> None:
 
 
 @dramatiq.actor
+def computes(seconds: float) -> None:
+    """Never waits for anything."""
+    journal.note("begin", me())
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        pass
+    journal.note("end", me())
+
+
+@dramatiq.actor
 def held(name: str) -> None:
     """Runs until a file appears."""
     journal.note("begin", me())
