@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+
 import pytest
 
 from tests.acceptance.conftest import World
+from tests.harness.outage import DatabaseLink
 from tests.servers import wait_until
 
 pytest.importorskip("gevent")
@@ -84,4 +88,28 @@ def test_a_killed_gevent_worker_loses_nothing(world: World) -> None:
     world.wait_begun(job.message_id, 2)
     world.fleet.touch("go")
     world.wait_state(job.message_id, "completed")
+    world.assert_kept()
+
+
+def test_a_database_that_is_silent_does_not_hold_up_the_greenlets(world: World, database_link: DatabaseLink) -> None:
+    """Writer, courier, scheduler and consumers wait for the database as greenlets do: the jobs go on."""
+    # Given a job that ticks, under gevent
+    world.fleet.start(how=GEVENT)
+    ticking = world.app.ticks.send("go")
+    world.wait_begun(ticking.message_id)
+    # When the database answers nothing, while outcomes and due jobs wait for it
+    jobs = [world.app.quick.send(i) for i in range(5)]
+    database_link.silence()
+    silent_since = time.monotonic()
+    wait_until(lambda: time.monotonic() - silent_since > 2, what="it has been silent for 2 seconds")
+    silent_until = time.monotonic()
+    database_link.restore()
+    # Then the job went on ticking
+    ticks = [event.at for event in world.journal.events("tick") if silent_since < event.at < silent_until]
+    gaps = [after - before for before, after in itertools.pairwise([silent_since, *ticks, silent_until])]
+    assert max(gaps) < 1, f"the greenlets stood still for {max(gaps):.1f} s"
+    # And nothing is lost
+    world.fleet.touch("go")
+    for job in [ticking, *jobs]:
+        world.wait_state(job.message_id, "completed")
     world.assert_kept()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+import dramatiq_durable as durable
+from dramatiq_durable.middleware.capture import CaptureOutcome
 from dramatiq_durable.store import reading
 from tests.acceptance.conftest import World, only_sqlite
 from tests.servers import wait_until
@@ -198,3 +200,9 @@ def test_a_child_that_an_actor_forks_sends_as_itself(world: World) -> None:
     row = world.wait_state(sent.job, "completed")
     assert row.parent_id is None
     assert world.counts() == {"completed": 2}
+
+
+def test_nothing_depends_on_a_fork_of_the_command() -> None:
+    """H59: Dramatiq starts the forks of middlewares once, perhaps not at all, and watches none of them."""
+    pieces = [durable.DurableRecord(), durable.Reconciler(), CaptureOutcome()]
+    assert [piece.forks for piece in pieces] == [[], [], []]

@@ -188,6 +188,16 @@ def slow(seconds: float) -> None:
 
 
 @dramatiq.actor
+def ticks(name: str) -> None:
+    """Says all the time that it is there, until a file is."""
+    journal.note("begin", me())
+    while not (ROOM / name).exists():
+        journal.note("tick", me())
+        time.sleep(0.05)
+    journal.note("end", me())
+
+
+@dramatiq.actor
 def computes(seconds: float) -> None:
     """Never waits for anything."""
     journal.note("begin", me())
