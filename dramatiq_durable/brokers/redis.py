@@ -226,8 +226,9 @@ class RedisView(BrokerView):
         for queue, ref in copies:
             data: Any = self.broker.client.hget(self._keys(queue)[1], ref)
             with contextlib.suppress(DecodeError):
-                if data is not None:
-                    found[queue, ref] = Message.decode(data).message_id
+                id: Any = Message.decode(data).message_id if data is not None else None
+                if isinstance(id, str) and "\0" not in id:
+                    found[queue, ref] = id
         return found
 
     def give_back(self, copies: Sequence[tuple[str, str]]) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dramatiq.errors import BrokerConnectionError
 from dramatiq.logging import get_logger
 
 from ..errors import StoreError
@@ -23,6 +24,9 @@ __all__ = ["Courier"]
 
 #: How long to wait before an acknowledgement is tried again (seconds): first, and at most.
 RETRY_DELAY, MAX_RETRY_DELAY = 0.1, 5.0
+
+#: How often an acknowledgement is tried that the broker's client refuses, though the broker is there.
+ATTEMPTS = 5
 
 
 #: A results backend that failed after more than :data:`HANGING` is left to the reconciler for :data:`RESULTS_PAUSE`
@@ -83,7 +87,7 @@ class Courier:
             self._thread.join(timeout)
 
     def _loop(self) -> None:
-        delay = RETRY_DELAY
+        delay, refused = RETRY_DELAY, 0
         try:
             while True:
                 with self._changed:
@@ -95,8 +99,12 @@ class Courier:
                         return
                     run = self._runs.popleft()
                     self._busy = True
-                if self._deliver(run):
-                    delay = RETRY_DELAY
+                error = self._deliver(run)
+                refused = 0 if error is None or _is_away(error) else refused + 1
+                if error is None or refused >= ATTEMPTS:
+                    # One that is refused for ever must not hold up the others: the broker gives it out again some
+                    # time, and it is recognised.
+                    delay, refused = RETRY_DELAY, 0
                     continue
                 with self._changed:
                     self._runs.appendleft(run)
@@ -106,7 +114,8 @@ class Courier:
         finally:
             self._db.close_thread()
 
-    def _deliver(self, run: Run) -> bool:
+    def _deliver(self, run: Run) -> Exception | None:
+        """Tell the broker about *run*; return what went wrong."""
         self._store_results(run)
         try:
             if run.answer == "nack":
@@ -114,10 +123,10 @@ class Courier:
             elif run.answer == "ack":
                 run.consumer.inner.ack(run.message)
         except Exception as e:
-            self.logger.warning("Job %s is settled but its message could not be acknowledged yet: %s", run.id, e)
-            return False
+            self.logger.warning("Job %s is settled but its message could not be acknowledged yet: %r", run.id, e)
+            return e
         run.answer = None
-        return True
+        return None
 
     def _store_results(self, run: Run) -> None:
         if run.outcome is None or not run.outcome.results:
@@ -136,6 +145,11 @@ class Courier:
                 outcomes.mark_stored(self._db, stored)
         except StoreError as e:
             self.logger.warning("The result of job %s is stored but could not be marked so: %s", run.id, e)
+
+
+def _is_away(error: Exception) -> bool:
+    """Return whether the broker does not answer.  A client's own error of that name is often no ``OSError``."""
+    return isinstance(error, (BrokerConnectionError, OSError)) or "Timeout" in type(error).__name__
 
 
 def deliver_results(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -108,3 +109,15 @@ def test_many_dead_consumers_cost_one_round_trip(bench: Callable[[], Bench]) -> 
     asked = b.client.info("stats")["total_reads_processed"]
     assert b.view.stranded([row]) == {row.id}
     assert b.client.info("stats")["total_reads_processed"] - asked < 50
+
+
+@pytest.mark.parametrize("id", [7, ["a"], "a\x00b"], ids=repr)
+def test_a_flawed_copy_in_hand_does_not_end_the_look(bench: Callable[[], Bench], id: Any) -> None:
+    """Whoever fetches it next keeps it aside."""
+    b = bench()
+    flawed = {**b.job.message().asdict(), "message_id": id, "options": {"redis_message_id": "flawed"}}
+    b.client.hset(DATA, "flawed", json.dumps(flawed).encode())
+    b.client.rpush(QUEUE, "flawed")
+    b.broker.do_fetch("default", 1)
+    assert b.look() == (0, 0)
+    assert b.client.lrange(QUEUE, 0, -1) == [b"flawed"]
