@@ -125,6 +125,7 @@ def test_a_send_while_the_broker_is_away_is_recorded_and_published_later(world: 
     assert world.journal.count("begin", message.message_id) == 1
 
 
+@only_sqlite
 @pytest.mark.settings(ON_PUBLISH_ERROR="raise")
 def test_a_send_while_the_broker_is_away_may_raise_instead(world: World, broker_link: Proxy) -> None:
     """``on_publish_error="raise"``: the error says that the job is recorded and will be published."""
@@ -137,6 +138,7 @@ def test_a_send_while_the_broker_is_away_may_raise_instead(world: World, broker_
     world.wait_state(message.message_id, "completed")
 
 
+@only_sqlite
 def test_a_publish_whose_reply_is_lost_leads_to_one_run(world: World, broker_link: Proxy) -> None:
     """H17: the broker has the message and we do not know; the row is published again, and the claim absorbs it."""
     broker_link.swallow("replies")
@@ -204,6 +206,7 @@ def test_a_broker_that_hangs_until_its_client_gives_up_costs_nothing(world: Worl
     assert not worker.dead()
 
 
+@only_sqlite
 def test_a_long_queue_that_waits_its_turn_is_not_published_again(world: World) -> None:
     """DESIGN 8: a backlog stays as many messages as it has jobs, however often it is looked at."""
     world.fleet.start(threads=1)

@@ -15,8 +15,15 @@ from dramatiq_durable.runtime.messages import child_id
 from tests.acceptance.conftest import World, only_sqlite
 from tests.servers import free_port, wait_until
 
+#: Under the command with each database, and under a plain Worker.
+everywhere = pytest.mark.parametrize(
+    ("database_url", "running"),
+    [("sqlite", "command"), ("postgresql", "command"), ("sqlite", "worker")],
+    indirect=True,
+)
 
-@pytest.fixture(params=["command", "worker"])
+
+@pytest.fixture
 def running(request: pytest.FixtureRequest, world: World) -> Iterator[World]:
     """A world in which jobs are run: by the ``dramatiq`` command, or by a plain ``Worker`` in this process."""
     if request.param == "command":
@@ -31,6 +38,7 @@ def running(request: pytest.FixtureRequest, world: World) -> Iterator[World]:
         worker.stop()
 
 
+@everywhere
 def test_a_job_knows_which_message_it_is(running: World) -> None:
     """DESIGN 7: CurrentMessage."""
     message = running.app.current.send()
@@ -42,6 +50,7 @@ def test_a_job_knows_which_message_it_is(running: World) -> None:
     running.wait_idle()
 
 
+@everywhere
 def test_results_and_failures_are_stored(running: World) -> None:
     """DESIGN 7, B55: a result that is None is one too; a failure raises at who asks."""
     nothing, value, broken = (
@@ -57,6 +66,7 @@ def test_results_and_failures_are_stored(running: World) -> None:
     assert running.wait_state(broken.message_id, "failed").attempt == 1
 
 
+@everywhere
 def test_a_pipeline_runs_stage_by_stage_each_with_a_row(running: World) -> None:
     """B21, H45: stages are follow-ups of the outcome, with the ids that they were given."""
     app = running.app
@@ -70,6 +80,7 @@ def test_a_pipeline_runs_stage_by_stage_each_with_a_row(running: World) -> None:
     running.assert_kept()
 
 
+@everywhere
 def test_a_delayed_stage_waits(running: World) -> None:
     """A stage's delay is a row's due time like any other."""
     app = running.app
@@ -80,6 +91,7 @@ def test_a_delayed_stage_waits(running: World) -> None:
     assert pipe.get_result(block=True, timeout=30_000) == 6
 
 
+@everywhere
 def test_a_group_gives_its_results(running: World) -> None:
     """Groups keep their stock behaviour: members are jobs like others."""
     app = running.app
@@ -88,6 +100,7 @@ def test_a_group_gives_its_results(running: World) -> None:
     wait_until(lambda: running.counts() == {"completed": 5}, what="five rows")
 
 
+@everywhere
 def test_a_group_calls_back_when_all_are_done(running: World) -> None:
     """Group callbacks keep their stock behaviour in this release: called once when nothing goes wrong."""
     app = running.app
@@ -99,6 +112,7 @@ def test_a_group_calls_back_when_all_are_done(running: World) -> None:
     assert details.count("all done") == 1 and details[-1] == "all done"
 
 
+@everywhere
 def test_callbacks_run_once_with_what_they_are_told(running: World) -> None:
     """H45, B56: ``on_success`` and ``on_failure`` are follow-ups of the outcome."""
     app = running.app
@@ -116,6 +130,7 @@ def test_callbacks_run_once_with_what_they_are_told(running: World) -> None:
     assert running.journal.count("on_success") == running.journal.count("on_failure") == 1
 
 
+@everywhere
 def test_the_exhaustion_callback_runs_once(running: World) -> None:
     """B56: ``on_retry_exhausted`` fires when the last attempt has failed."""
     app = running.app
@@ -126,6 +141,7 @@ def test_the_exhaustion_callback_runs_once(running: World) -> None:
     assert running.journal.count("exhausted") == 1
 
 
+@everywhere
 def test_a_coroutine_is_a_job_like_any_other(running: World) -> None:
     """DESIGN 7: AsyncIO; what it sends belongs to it, and has an id that a rerun would derive again."""
     app = running.app
@@ -150,6 +166,7 @@ def test_the_time_limit_interrupts_a_job_and_not_the_next_one(world: World) -> N
     assert all(running.journal.count("begin", message.message_id) == 1 for message in (*limited, *after))
 
 
+@everywhere
 def test_an_age_limit_fails_a_job_that_waited_too_long(running: World) -> None:
     """DESIGN 3 "deadline passed": a job that a middleware refuses is failed, and its actor not run."""
     app = running.app
@@ -162,6 +179,7 @@ def test_an_age_limit_fails_a_job_that_waited_too_long(running: World) -> None:
     assert running.journal.count("begin", old.message_id) == 0
 
 
+@everywhere
 def test_a_job_that_another_middleware_skips_is_cancelled(running: World) -> None:
     """H10: skipped before its start; no attempt, no run, nothing left in the broker."""
     message = running.app.quick.send_with_options(args=("skipped",), skip_me=True)
@@ -171,6 +189,7 @@ def test_a_job_that_another_middleware_skips_is_cancelled(running: World) -> Non
     assert running.journal.count("begin", message.message_id) == 0
 
 
+@everywhere
 def test_several_queues_and_priorities_work(running: World) -> None:
     """DESIGN 7: rows know their canonical queue; each queue's jobs are run."""
     app = running.app

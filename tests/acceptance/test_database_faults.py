@@ -14,9 +14,15 @@ from tests.acceptance.conftest import World
 from tests.harness.outage import DatabaseLink
 from tests.servers import wait_until
 
-#: The two ways in which a database is away.
+#: The two ways in which a database is away; for a file there is only one.
 outages = pytest.mark.parametrize(
-    "begin", [pytest.param(DatabaseLink.cut, id="refused"), pytest.param(DatabaseLink.silence, id="silent")]
+    ("database_url", "begin"),
+    [
+        pytest.param("sqlite", DatabaseLink.cut, id="sqlite-locked"),
+        pytest.param("postgresql", DatabaseLink.cut, id="postgresql-refused"),
+        pytest.param("postgresql", DatabaseLink.silence, id="postgresql-silent"),
+    ],
+    indirect=["database_url"],
 )
 
 Outage = Callable[[DatabaseLink], None]

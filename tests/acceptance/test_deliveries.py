@@ -8,7 +8,7 @@ import dramatiq
 import pytest
 
 from dramatiq_durable.runtime.messages import MARK
-from tests.acceptance.conftest import World
+from tests.acceptance.conftest import World, only_sqlite
 from tests.servers import wait_until
 
 
@@ -102,6 +102,30 @@ def test_a_message_of_an_unequipped_process_is_adopted_and_run_once(world: World
     assert world.journal.count("begin", message.message_id) == 1
 
 
+@only_sqlite
+def test_adopted_and_parked_messages_and_duplicates_are_counted(world: World) -> None:
+    """Issue "bad input": people must be able to see that a sender is not equipped."""
+    counters = world.app.broker.durable.engine.counters
+    worker = dramatiq.Worker(world.app.broker, worker_threads=2, worker_timeout=100)
+    worker.start()
+    try:
+        stranger = world.app.quick.message("adopted")
+        world.deliver_again(stranger)
+        world.wait_state_of_new(stranger.message_id, "completed")
+        world.wait_idle()
+        world.deliver_again(stranger)
+        pruned = world.app.quick.message("pruned").copy(options={MARK: 1})
+        world.deliver_again(pruned)
+        world.wait_state_of_new(pruned.message_id, "parked")
+        world.deliver(b"rubbish")
+        wait_until(world.undecodable, what="the rubbish is kept")
+        world.wait_idle()
+    finally:
+        worker.stop()
+    assert (counters.adopted, counters.parked, counters.undecodable) == (1, 1, 1)
+    assert counters.duplicates >= 1
+
+
 def test_an_adopted_message_that_was_delayed_waits_in_the_record(world: World) -> None:
     """DESIGN 8: far-future messages of before the installation are moved to rows when met."""
     # Given a message that an unequipped process has sent with a delay
@@ -133,6 +157,7 @@ def test_an_adopted_message_survives_the_death_of_its_worker(world: World) -> No
     world.assert_kept()
 
 
+@only_sqlite
 def test_messages_are_not_adopted_where_that_is_switched_off(world: World) -> None:
     """Setting ``adopt``: recorded and parked, not run."""
     world.fleet.start(DRAMATIQ_DURABLE_ADOPT="false")

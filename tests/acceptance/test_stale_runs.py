@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from dramatiq_durable.store import reading, recovery
-from tests.acceptance.conftest import World
+from tests.acceptance.conftest import World, only_sqlite
 from tests.harness.workers import WorkerProcess
 from tests.servers import wait_until
 
@@ -118,6 +118,7 @@ def test_a_worker_that_nobody_took_over_from_goes_on(world: World) -> None:
     assert world.journal.count("begin", message.message_id) == 1
 
 
+@only_sqlite
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
 def test_a_worker_process_that_ends_takes_no_job_of_its_sibling_with_it(world: World, number: int) -> None:
     """B7, H43: the master stops the other processes when one dies; their jobs finish or are queued again."""
