@@ -45,8 +45,8 @@ class Capture:
         self.results: list[FollowUpResult] = []
         self.errors: list[Exception] = []
 
-    def add(self, broker: Broker, message: Message[Any], delay: int, max_payload: int) -> None:
-        """Take *message* instead of the broker."""
+    def add(self, broker: Broker, message: Message[Any], delay: int) -> None:
+        """Take *message* instead of the broker, whatever its size: the work that it follows from is done."""
         if message.message_id == self.run.id:
             self.own = (message, delay)
             return
@@ -55,7 +55,7 @@ class Capture:
                 messages.new_job(
                     broker,
                     message,
-                    max_payload=max_payload,
+                    max_payload=None,
                     delay=delay or None,
                     parent_id=self.run.id,
                     origin="follow_up",

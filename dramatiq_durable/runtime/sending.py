@@ -135,7 +135,7 @@ class Sender:
                 # NOTE: Whoever sends this is a hook whose errors the broker swallows; see Capture.add().
                 capture.errors.append(e)
                 raise
-        capture.add(self.host.broker, message, ahead, self.host.options.max_payload)
+        capture.add(self.host.broker, message, ahead)
         return message
 
     # A running actor

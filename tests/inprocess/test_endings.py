@@ -156,3 +156,30 @@ def test_a_lost_run_stores_no_result(bench: Callable[..., Bench]) -> None:
     assert worker is not None
     with pytest.raises(ResultMissing):
         message.get_result(backend=b.backend)
+
+
+def test_a_large_result_does_not_fail_the_finished_job(bench: Callable[..., Bench]) -> None:
+    """The limit is for what is sent.  Work that is done, and paid for, is not thrown away for the size of its result,
+    nor for a callback that carries the whole message.
+    """
+    b = bench(max_payload=2_000)
+    seen: list[tuple[str, int]] = []
+
+    @dramatiq.actor(broker=b.broker, max_retries=0)
+    def first(text: str) -> str:
+        return "x" * 5_000
+
+    @dramatiq.actor(broker=b.broker, max_retries=0)
+    def second(text: str) -> None:
+        seen.append(("second", len(text)))
+
+    @dramatiq.actor(broker=b.broker, max_retries=0)
+    def told(message: Any, result: Any) -> None:
+        seen.append(("told", len(message["args"][0])))
+
+    pipe = first.message_with_options(args=("y" * 1_000,), on_success="told") | second.message()
+    pipe.run()
+    b.work()
+    b.join()
+    assert sorted(seen) == [("second", 5_000), ("told", 1_000)]
+    assert b.job(pipe.messages[0]).state == "completed"
