@@ -8,6 +8,7 @@ built per call.  A template has ``?`` for parameters and these marks:
 * ``{held:job text, token bigint}``: the same as a common table expression called ``held``, whose first column names
   jobs; their rows are locked, in the order of their ids;
 * ``{free:job text, token bigint}``: the same without the rows that others have locked;
+* ``{if:condition}``: a condition that guards rows which are found otherwise: nothing is estimated from it;
 * ``{skip}``: lock the selected rows, but pass over those that others have locked;
 * ``{share}``: lock them against change only;
 * ``{jobs}``, ``{attempts}``, …: table names.
@@ -48,6 +49,8 @@ class Dialect:
         if name in ("rows", "held", "free"):
             columns = [tuple(column.split()) for column in (argument or "").split(",")]
             return self._rows(columns) if name == "rows" else self._held(columns, skip=name == "free")
+        if name == "if":
+            return f"CASE WHEN {argument} THEN TRUE ELSE FALSE END"
         if name in ("skip", "share"):
             return self._lock(name)
         if name in ("now", "blob", "expired"):
@@ -132,10 +135,11 @@ DIALECTS: dict[str, Dialect] = {"sqlite": SQLite(), "postgresql": PostgreSQL()}
 class Statement:
     """A named statement, rendered for every database.
 
-    NOTE: A statement that names jobs by id does not repeat the predicate of the index of open jobs (``finished_at IS
-    NULL``): with old statistics PostgreSQL would rather walk all jobs of a state there than look the ids up.  One that
-    looks for jobs by state repeats it, and so uses that index.  A time to compare an indexed column with stands in a
-    sub-select, ``(SELECT {now})``: a clock that moves while the statement runs cannot be looked up in an index.
+    NOTE: Statistics lag behind, and PostgreSQL believes them.  A statement that names jobs by id has the rest of its
+    guard in ``{if:…}``: otherwise, with statistics of when all jobs were finished, it would walk through all that are
+    open now, or compare each of them with each id.  One that looks for jobs by state repeats the predicate of the
+    index (``finished_at IS NULL``), and so uses it.  A time to compare an indexed column with stands in a sub-select,
+    ``(SELECT {now})``: a clock that moves while the statement runs cannot be looked up in an index.
 
     Parameters:
       name(str): What it does, for error messages.

@@ -67,7 +67,7 @@ _CLAIM = Statement(
 WITH {{held:job text}}
 UPDATE {{jobs}} SET state = 'active', owner = ?, claim = claim + 1, claimed_at = {{now}}, lease_until = {{now}} + ?,
  started_at = NULL, on_lost = NULL, alone = 0, publish_at = NULL, reason = NULL
-FROM held WHERE id = held.job AND state = 'queued'
+FROM held WHERE id = held.job AND {{if:state = 'queued'}}
 RETURNING {_GRANTED}
 """,
 )
@@ -77,7 +77,7 @@ _CLAIM_AGAIN = Statement(
     f"""
 WITH {{held:job text}}
 UPDATE {{jobs}} SET lease_until = {{now}} + ?, beat = beat + 1
-FROM held WHERE id = held.job AND state = 'active' AND owner = ? AND started_at IS NULL
+FROM held WHERE id = held.job AND {{if:state = 'active' AND owner = ? AND started_at IS NULL}}
 RETURNING {_GRANTED}
 """,
 )
@@ -96,7 +96,7 @@ WITH {held:job text, token bigint, policy text, solitary integer}
 UPDATE {jobs} SET attempt = attempt + CASE WHEN started_at IS NULL THEN 1 ELSE 0 END,
  started_at = COALESCE(started_at, {now}), on_lost = held.policy, alone = held.solitary, lease_until = {now} + ?,
  beat = beat + 1
-FROM held WHERE id = held.job AND claim = held.token AND owner = ? AND state = 'active'
+FROM held WHERE id = held.job AND {if:claim = held.token AND owner = ? AND state = 'active'}
 RETURNING id, attempt
 """,
 )
@@ -118,7 +118,7 @@ UPDATE {jobs} SET
  attempt = attempt + CASE WHEN started_at IS NULL AND held.began THEN 1 ELSE 0 END,
  on_lost = CASE WHEN started_at IS NULL AND held.began THEN 'rerun' ELSE on_lost END,
  started_at = CASE WHEN started_at IS NULL AND held.began THEN {now} ELSE started_at END
-FROM held WHERE id = held.job AND owner = ? AND state = 'active'
+FROM held WHERE id = held.job AND {if:owner = ? AND state = 'active'}
 RETURNING id, claim, started_at
 """,
 )
@@ -129,7 +129,7 @@ _RELEASE = Statement(
 WITH {held:job text, token bigint}
 UPDATE {jobs} SET state = 'queued', owner = NULL, claim = claim + 1, claimed_at = NULL, lease_until = NULL,
  publish_at = {now}, reason = ?
-FROM held WHERE id = held.job AND claim = held.token AND owner = ? AND state = 'active' AND started_at IS NULL
+FROM held WHERE id = held.job AND {if:claim = held.token AND owner = ? AND state = 'active' AND started_at IS NULL}
 RETURNING id
 """,
 )

@@ -28,7 +28,7 @@ _COMPLETE = Statement(
 WITH {{held:job text, token bigint, ran_for bigint}}
 UPDATE {{jobs}} SET state = 'completed', finished_at = {{now}}, lease_until = NULL, reason = NULL, {_COUNT},
  started_at = COALESCE(started_at, {{now}} - held.ran_for)
-FROM held WHERE id = held.job AND claim = held.token AND owner = ? AND state = 'active'
+FROM held WHERE id = held.job AND {{if:claim = held.token AND owner = ? AND state = 'active'}}
 RETURNING id
 """,
 )

@@ -35,7 +35,7 @@ WITH due AS (
 )
 UPDATE {jobs} SET state = 'queued', publish_at = NULL, published_at = {now}, publishes = publishes + 1,
  broker_ref = id || '.' || (publishes + 1)
-FROM due WHERE id = due.job AND state IN ('scheduled', 'queued') AND publish_at IS NOT NULL
+FROM due WHERE id = due.job AND {if:state IN ('scheduled', 'queued') AND publish_at IS NOT NULL}
 RETURNING id, queue, payload, options, revision, retries, broker_ref, created_at
 """,
 )
@@ -45,7 +45,7 @@ _UNPUBLISH = Statement(
     """
 WITH {held:job text, ref text}
 UPDATE {jobs} SET publish_at = {now} + CAST(? AS BIGINT), published_at = NULL
-FROM held WHERE id = held.job AND broker_ref = held.ref AND state = 'queued' AND publish_at IS NULL
+FROM held WHERE id = held.job AND {if:broker_ref = held.ref AND state = 'queued' AND publish_at IS NULL}
 RETURNING id
 """,
 )
@@ -65,8 +65,8 @@ _PUT_BACK = Statement(
     """
 WITH {held:job text, ref text}
 UPDATE {jobs} SET publish_at = {now}, put_back = put_back + 1
-FROM held WHERE id = held.job AND COALESCE(broker_ref, '') = COALESCE(held.ref, '') AND state = 'queued'
- AND publish_at IS NULL
+FROM held WHERE id = held.job
+ AND {if:COALESCE(broker_ref, '') = COALESCE(held.ref, '') AND state = 'queued' AND publish_at IS NULL}
 RETURNING id
 """,
 )
@@ -83,7 +83,7 @@ WHERE state = 'active' AND finished_at IS NULL ORDER BY id
 # left alone: its owner may be finishing it, or be frozen in the middle of that, and nobody else's jobs shall wait for
 # it.
 _WATCHED = "{free:job text, token bigint, seen bigint}"
-_STILL = "id = held.job AND claim = held.token AND beat = held.seen AND state = 'active' AND {expired}"
+_STILL = "id = held.job AND {if:claim = held.token AND beat = held.seen AND state = 'active'} AND {expired}"
 
 _REAP_CLAIMED = Statement(
     "queue jobs again whose worker was lost before it began",
@@ -91,7 +91,7 @@ _REAP_CLAIMED = Statement(
 WITH {_WATCHED}
 UPDATE {{jobs}} SET state = 'queued', owner = NULL, claim = claim + 1, claimed_at = NULL, lease_until = NULL,
  lost_claims = lost_claims + 1, put_back = put_back + 1, publish_at = {{now}}, reason = 'lease_expired'
-FROM held WHERE {_STILL} AND started_at IS NULL
+FROM held WHERE {_STILL} AND {{if:started_at IS NULL}}
 RETURNING id
 """,
 )
@@ -104,7 +104,7 @@ INSERT INTO {{attempts}} (job_id, claim, attempt, owner, started_at, ended_at, e
  traceback)
 SELECT id, claim, attempt, owner, started_at, {{now}}, 'lost', 'WorkerLost',
  'The worker process stopped renewing its lease while the actor ran: it was killed, or cut off from the database.', ''
-FROM held JOIN {{jobs}} ON {_STILL} WHERE started_at IS NOT NULL
+FROM held JOIN {{jobs}} ON {_STILL} WHERE {{if:started_at IS NOT NULL}}
 ON CONFLICT (job_id, claim) DO NOTHING RETURNING job_id
 """,
 )
@@ -128,7 +128,7 @@ UPDATE {{jobs}} SET state = {_FATE},
  retries = retries + CASE {_FATE} WHEN 'queued' THEN 1 ELSE 0 END,
  put_back = put_back + CASE {_FATE} WHEN 'queued' THEN 1 ELSE 0 END,
  lost = lost + 1, claim = claim + 1, lease_until = NULL, reason = 'worker_lost'
-FROM held WHERE {_STILL} AND started_at IS NOT NULL
+FROM held WHERE {_STILL} AND {{if:started_at IS NOT NULL}}
 RETURNING state
 """,
 )
@@ -140,8 +140,8 @@ WITH known AS (
  SELECT id AS job FROM {jobs} WHERE state = 'parked' AND finished_at IS NULL AND reason = 'unknown_actor'
   AND actor IN ({rows:name text}) ORDER BY id LIMIT ? {skip}
 )
-UPDATE {jobs} SET state = 'queued', publish_at = {now}, reason = NULL FROM known WHERE id = known.job
- AND state = 'parked'
+UPDATE {jobs} SET state = 'queued', publish_at = {now}, reason = NULL
+FROM known WHERE id = known.job AND {if:state = 'parked'}
 RETURNING id
 """,
 )

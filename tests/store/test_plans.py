@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dramatiq_durable.store import jobs, outcomes, reading, recovery
-from dramatiq_durable.store.database import Database
+from dramatiq_durable.store.database import Database, connect
 from dramatiq_durable.store.dialects import Statement
 from tests.store.rows import LEASE, change, new
 
@@ -32,9 +32,9 @@ def rows(db: Database, *given: tuple[Any, ...]) -> tuple[Any, ...]:
     return db.dialect.rows(given, len(given[0]))
 
 
-def parameters(db: Database) -> dict[str, tuple[Any, ...]]:
-    """For each statement that runs often: the parameters, and the only ways in which rows may be found."""
-    ids = [(f"w-{i:05}",) for i in range(0, 80, 10)]
+def parameters(db: Database, number: int = 8) -> dict[str, tuple[Any, ...]]:
+    """For each statement that runs often: its parameters, which name so many jobs."""
+    ids = [(f"w-{i:05}",) for i in range(number)]
     return {
         "jobs_CLAIM": (*rows(db, *ids), "w1", LEASE),
         "jobs_CLAIM_AGAIN": (*rows(db, *ids), LEASE, "w1"),
@@ -46,7 +46,7 @@ def parameters(db: Database) -> dict[str, tuple[Any, ...]]:
         "outcomes_COMPLETE": (*rows(db, *[(id, 1, 5) for (id,) in ids]), "w1"),
         "outcomes_LOCK": rows(db, *ids),
         "recovery_NEXT_DUE": (),
-        "recovery_TAKE_DUE": (100,),
+        "recovery_TAKE_DUE": (10,),
         "recovery_UNPUBLISH": (*rows(db, *[(id, "r") for (id,) in ids]), 0),
         "recovery_WAITING": ("w-00500", 100, 0),
         "recovery_PUT_BACK": rows(db, *[(id, "r") for (id,) in ids]),
@@ -83,6 +83,14 @@ def history(db: Database) -> Iterator[Database]:
     yield db
     if db.dialect.name == "postgresql":
         change(db, "ALTER TABLE {jobs} RESET (autovacuum_enabled)")
+
+
+@pytest.fixture
+def postgres_record(migrated_postgres: str) -> Iterator[Database]:
+    db = connect(migrated_postgres)
+    change(db, "TRUNCATE {jobs}")
+    yield db
+    db.close_all()
 
 
 def plan(db: Database, statement: Statement, given: tuple[Any, ...]) -> str:
@@ -125,6 +133,22 @@ def test_what_runs_often_reads_no_table_from_end_to_end(history: Database, stati
         if name in NAMED:
             # Old statistics say that there is no open job: a walk through all of them would seem to cost nothing
             assert "durable_jobs_open" not in found, f"{name}\n{found}"
+
+
+def test_many_named_jobs_are_not_compared_with_every_row_one_by_one(postgres_record: Database) -> None:
+    # Given a table that has grown faster than the statistics about it, and so many ids that it is read as a whole
+    db = postgres_record
+    change(db, "DELETE FROM pg_statistic WHERE starelid = 'durable_jobs'::regclass")
+    jobs.record_many(db, [new(f"w-{i:05}") for i in range(2_000)])
+    for way in ("indexscan", "indexonlyscan", "bitmapscan", "mergejoin"):
+        change(db, f"SET enable_{way} = off")
+
+    # Then it does not believe that hardly a row is left when it begins to compare
+    given = parameters(db, 1_500)
+    for name in NAMED & given.keys() - {"outcomes_LOCK"}:
+        found = plan(db, STATEMENTS[name], given[name])
+        estimates = [int(rows) for rows in re.findall(r"Seq Scan on durable_jobs  ?\(.* rows=(\d+)", found)]
+        assert estimates and min(estimates) > 50, f"{name}\n{found}"
 
 
 def test_the_plans_that_are_kept_are_good_too(history: Database) -> None:

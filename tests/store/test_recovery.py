@@ -30,7 +30,7 @@ def reap(db: Database, *ids: str, max_lost: int = 3) -> Reaped:
 
 def test_what_is_due_is_taken_once_oldest_first(db: Database) -> None:
     # Given jobs that are due, one that is not, and one that was published
-    for id, ahead in (("b", -10), ("a", -20), ("c", 0), ("later", 60_000)):
+    for id, ahead in (("b", -10_000), ("a", -20_000), ("c", 0), ("later", 60_000)):
         jobs.record(db, new(id, delay=90_000, payload=id.encode()))
         due_in(db, id, ahead)
     jobs.record(db, new("published"))
