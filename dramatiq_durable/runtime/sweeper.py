@@ -19,6 +19,7 @@ from ..errors import StoreError
 from ..store import outcomes, recovery
 from ..store.types import ActiveRow, Waiting, WorkerInfo
 from .courier import deliver_results
+from .leases import LeaseWatch
 from .stranded import Strandings, give_back, put_back_stranded
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ..store.database import Database
     from .options import Options
 
-__all__ = ["LeaseWatch", "Look", "Sweeper", "look"]
+__all__ = ["Look", "Sweeper", "look"]
 
 #: The name of the leader lease.
 LEADER = "reconciler"
@@ -62,47 +63,6 @@ class Look(NamedTuple):
 
     looked: int
     put_back: int
-
-
-class LeaseWatch:
-    """Remembers how long each active row's lease has stood still, on this process's monotonic clock.
-
-    A job may be taken over only when its renewal counter has not moved for a whole lease in which the database was
-    reachable without a break: an outage, or a pause of this very process, costs nobody a job.
-
-    Parameters:
-      lease(float): Seconds.
-      interval(float): How often :meth:`observe` is called (seconds).  A longer gap means that this process was not
-        looking, and everything is forgotten.
-    """
-
-    def __init__(self, lease: float, interval: float) -> None:
-        self._lease = lease
-        self._gap = max(3 * interval, 1.0)
-        self._seen: dict[str, tuple[int, int, float]] = {}
-        self._last: float | None = None
-
-    def forget(self) -> None:
-        """The database was away."""
-        self._seen = {}
-        self._last = None
-
-    def observe(self, rows: list[ActiveRow], now: float) -> list[ActiveRow]:
-        """Take note of *rows*, all that are active now; return those whose owner must be presumed dead."""
-        if self._last is not None and now - self._last > self._gap:
-            self._seen = {}
-        self._last = now
-        seen: dict[str, tuple[int, int, float]] = {}
-        overdue: list[ActiveRow] = []
-        for row in rows:
-            known = self._seen.get(row.id)
-            if known is None or known[:2] != (row.claim, row.beat):
-                known = (row.claim, row.beat, now)
-            elif row.expired and now - known[2] >= self._lease:
-                overdue.append(row)
-            seen[row.id] = known
-        self._seen = seen
-        return overdue
 
 
 def look(
@@ -263,7 +223,7 @@ class Sweeper:
     def _turn(self) -> None:
         db, owner = self.host.db, self.host.owner
         now = time.monotonic()
-        overdue = self._watch.observe(recovery.watch(db), now)
+        overdue = self._spare_locked(self._watch.observe(recovery.watch(db), now), now)
         if now >= self._next_enlist:
             self._next_enlist = now + max(5.0, self._tick)
             recovery.enlist(db, self.host.worker_info())
@@ -278,6 +238,19 @@ class Sweeper:
         if now >= self._next_look and not looking:
             self._next_look = now + self.interval * random.uniform(0.9, 1.1)  # noqa: S311
             self._looking = self._beside(self.look_once, "durable-look")
+
+    def _spare_locked(self, overdue: list[ActiveRow], now: float) -> list[ActiveRow]:
+        """Start anew with rows that somebody outside has locked; return those that are overdue all the same.
+
+        Who forgets to commit keeps the owner from renewing and the reaper from reaping.  When the lock is gone, the
+        owner must have the time to come first.
+        """
+        late = self._watch.late(now, 2 * self.host.options.heartbeat_interval / 1000)
+        if not late:
+            return overdue
+        locked = set(late) - recovery.unlocked(self.host.db, late)
+        self._watch.restart(locked)
+        return [row for row in overdue if row.id not in locked]
 
     def _beside(self, work: Callable[[], object], name: str) -> threading.Thread:
         """Do *work* on a thread of its own: leases must be watched, and the leader's own renewed, meanwhile."""

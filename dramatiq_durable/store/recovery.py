@@ -19,6 +19,7 @@ __all__ = [
     "reap",
     "resign",
     "take_due",
+    "unlocked",
     "unpark",
     "unpublish",
     "waiting_page",
@@ -78,6 +79,8 @@ SELECT id, claim, beat, CASE WHEN {expired} THEN 1 ELSE 0 END FROM {jobs}
 WHERE state = 'active' AND finished_at IS NULL ORDER BY id
 """,
 )
+
+_UNLOCKED = Statement("look for locked jobs", "SELECT id FROM {jobs} WHERE id IN ({rows:name text}) ORDER BY id {skip}")
 
 # The lease of each given row has stood still since it was watched, and has run out.  A row that somebody has locked is
 # left alone: its owner may be finishing it, or be frozen in the middle of that, and nobody else's jobs shall wait for
@@ -260,6 +263,11 @@ def put_back(db: Database, pairs: Sequence[tuple[str, str | None]]) -> set[str]:
 def watch(db: Database) -> list[ActiveRow]:
     """Return all active jobs with the state of their leases."""
     return [ActiveRow(id, claim, beat, bool(expired)) for id, claim, beat, expired in db.fetch(_WATCH)]
+
+
+def unlocked(db: Database, ids: Sequence[str]) -> set[str]:
+    """Return those of *ids* that nobody has locked at this moment."""
+    return {row[0] for row in db.fetch(_UNLOCKED, db.dialect.rows([(id,) for id in ids], 1))}
 
 
 def reap(db: Database, rows: Sequence[tuple[str, int, int]], max_lost: int) -> Reaped:
