@@ -113,7 +113,7 @@ def faults(seed: int, seconds: float, database: str) -> list[Fault]:
             "drop database": (6, lambda: ("database link", 0.0, "")),
             "cut worker off": (7, lambda: (slot(), rng.choice([1.0, LEASE + 1, LEASE + 3]), direction())),
             "end connections": (4, lambda: ("database", 0.0, "")),
-            "lock rows": (4, lambda: ("database", rng.choice([0.3, 1.0, LEASE - 1.5]), rng.choice(["active", "all"]))),
+            "lock rows": (4, lambda: ("database", rng.choice([0.3, 1.0, LEASE + 2]), rng.choice(["active", "all"]))),
             "black hole database": (5, lambda: ("database link", rng.uniform(0.3, 5), direction())),
         }
     kinds, weights = list(makers), [weight for weight, _ in makers.values()]
