@@ -10,7 +10,9 @@ import dramatiq
 from tests.harness.app import journal, me
 
 # Whatever begins before all modules are imported has the time to do harm.
+journal.note("importing", "more")
 time.sleep(float(os.environ.get("DURABLE_TEST_SLOW_IMPORT", "0")))
+journal.note("imported", "more")
 
 
 @dramatiq.actor(queue_name="more")
