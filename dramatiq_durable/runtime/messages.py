@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from dramatiq.broker import MessageProxy
     from dramatiq.encoder import Encoder
 
-__all__ = ["MARK", "child_id", "encode_options", "flaw_of", "marked", "new_job", "rebuild", "revision_of"]
+__all__ = ["MARK", "ROUND", "child_id", "encode_options", "flaw_of", "marked", "new_job", "rebuild", "revision_of"]
 
 #: The option that every message published by us carries: which version of the row's input it was made from.  A message
 #: with this mark and without a row belongs to a job that was pruned, and is never run.
 MARK = "durable_revision"
+
+#: The option that counts how often a job has asked to be run again: each such round sends jobs of its own, while the
+#: retries of one send nothing twice.
+ROUND = "durable_round"
 
 #: Options that belong to one copy of a message, not to the job.
 _COPY_OPTIONS = ("redis_message_id", "eta", "traceback", MARK)
@@ -79,18 +83,26 @@ def revision_of(message: Message[Any] | MessageProxy) -> int | None:
     return revision if isinstance(revision, int) else None
 
 
-def child_id(parent_id: str, actor_name: str, ordinal: int) -> str:
+def round_of(message: Message[Any] | MessageProxy) -> int:
+    """Return how often the job of *message* has asked to be run again."""
+    value = message.options.get(ROUND)
+    return value if isinstance(value, int) else 0
+
+
+def child_id(parent_id: str, actor_name: str, ordinal: int, round: int = 0) -> str:
     """Derive the id of a job that a run sends, so that a rerun of the parent sends the same job and not another one.
 
     Parameters:
       parent_id(str): The running job.
       actor_name(str): The actor that is sent to.
       ordinal(int): How many jobs the run has sent to that actor before.
+      round(int): How often the job has asked to be run again before.
 
     Returns:
       str: A UUID (version 5: a digest of a name, RFC 9562 §5.5).
     """
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"dramatiq-durable:{parent_id}:{actor_name}:{ordinal}"))
+    name = f"dramatiq-durable:{parent_id}:{actor_name}:{ordinal}"
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name}:{round}" if round else name))
 
 
 def encode(message: Message[Any], max_payload: int | None) -> bytes:

@@ -154,7 +154,8 @@ class Sender:
         ordinal = run.next_ordinal(message.actor_name)
         if _is_generated(message.message_id):
             # NOTE: In place, because groups ask their children for results by the messages they were given.
-            object.__setattr__(message, "message_id", messages.child_id(run.id, message.actor_name, ordinal))
+            id = messages.child_id(run.id, message.actor_name, ordinal, messages.round_of(run.message))
+            object.__setattr__(message, "message_id", id)
         message = messages.marked(message)
         self._announce(message, ahead)
         row = messages.new_job(

@@ -143,6 +143,9 @@ def _again(
     message with other arguments replaces it.  It stays in its queue.
     """
     sent, delay = own
+    options = sent.options
+    if exception is None:
+        options = {**options, messages.ROUND: messages.round_of(message) + 1}
     changed = sent.args is not message.args or sent.kwargs is not message.kwargs
     return Outcome(
         run.id,
@@ -151,7 +154,7 @@ def _again(
         started=run.started,
         ran_for=run.ran_for(),
         delay=max(delay, _pause_after(run, exception)),
-        options=messages.encode_options(sent.options),
+        options=messages.encode_options(options),
         payload=messages.encode(sent.copy(queue_name=message.queue_name), None) if changed else None,
         counted=exception is not None,
         reason="retry" if exception is not None else "again",

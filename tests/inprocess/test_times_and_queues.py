@@ -79,3 +79,33 @@ def wait(condition: Callable[[], bool], timeout: float = 10) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_job_that_runs_itself_again_sends_anew(bench: Callable[..., Bench]) -> None:
+    """A periodic job: each of its rounds sends, and what a retry of a round sends again is sent once."""
+    b = bench()
+    runs: list[str] = []
+
+    @dramatiq.actor(broker=b.broker, max_retries=3, min_backoff=10, max_backoff=20)
+    def periodic() -> None:
+        runs.append("run")
+        child.send(len(runs))
+        if len(runs) in (2, 4):
+            raise ValueError("the second try of a round")
+        if len(runs) < 5:
+            message = CurrentMessage.get_current_message()
+            assert message is not None
+            b.broker.enqueue(message, delay=20)
+
+    children: list[int] = []
+
+    @dramatiq.actor(broker=b.broker)
+    def child(number: int) -> None:
+        children.append(number)
+
+    b.broker.enqueue(periodic.message())
+    b.work(threads=1)
+    b.join()
+    # Rounds: run 1; run 2, which fails, and 3; run 4, which fails, and 5.
+    assert runs == ["run"] * 5
+    assert children == [1, 2, 4]
