@@ -229,7 +229,13 @@ class Sender:
         if sending.quiet or sending.row is not None:
             return
         ref = self.host.view.reference(message)
-        row = messages.new_job(self.host.broker, message, max_payload=self.host.options.max_payload, broker_ref=ref)
+        row = messages.new_job(
+            self.host.broker,
+            message,
+            max_payload=self.host.options.max_payload,
+            due_at=messages.due_time(message.options.get("eta")),
+            broker_ref=ref,
+        )
         if self._write(row, lambda: jobs.record(self.host.db, row)) == "exists":
             self._log_existing(row)
             raise AlreadyRecorded(row.id)

@@ -109,3 +109,22 @@ def test_a_job_that_runs_itself_again_sends_anew(bench: Callable[..., Bench]) ->
     # Rounds: run 1; run 2, which fails, and 3; run 4, which fails, and 5.
     assert runs == ["run"] * 5
     assert children == [1, 2, 4]
+
+
+def test_a_delay_is_kept_by_whoever_kept_the_brokers_own_enqueue(bench: Callable[..., Bench]) -> None:
+    """A reference from before the installation goes past our enqueue, and through Dramatiq's delay queue."""
+    b = bench()
+    runs: list[int] = []
+
+    @dramatiq.actor(broker=b.broker)
+    def job() -> None:
+        runs.append(current_millis())
+
+    due = current_millis() + 1_500
+    message = b.engine.sender.plain(job.message(), delay=1_500)
+    b.work()
+    wait(lambda: b.broker.queues["default.DQ"].unfinished_tasks == 0)
+    assert b.job(message).state == "scheduled"
+    b.join()
+    assert len(runs) == 1
+    assert runs[0] >= due - 5
