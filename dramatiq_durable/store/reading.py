@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..states import FINAL
 from .database import Database
 from .dialects import Statement
 from .types import Attempt
@@ -109,16 +110,17 @@ SELECT COUNT(*) FROM {jobs} WHERE state IN ('scheduled', 'queued', 'active') AND
 """,
 )
 
-_LIST = Statement(
-    "list jobs",
-    f"""
+_PAGE = f"""
 SELECT {_FIELDS} FROM {{jobs}}
-WHERE (CAST(? AS TEXT) IS NULL OR state = ?) AND (CAST(? AS TEXT) IS NULL OR queue = ?)
- AND (CAST(? AS TEXT) IS NULL OR actor = ?)
+WHERE %s AND (CAST(? AS TEXT) IS NULL OR queue = ?) AND (CAST(? AS TEXT) IS NULL OR actor = ?)
  AND (CAST(? AS TEXT) IS NULL OR (created_at, id) < (SELECT created_at, id FROM {{jobs}} WHERE id = ?))
 ORDER BY created_at DESC, id DESC LIMIT ?
-""",
-)
+"""
+
+_LIST = Statement("list jobs", _PAGE % "(CAST(? AS TEXT) IS NULL OR state = ?)")
+
+# Those that are not finished are found without a look at the history.
+_LIST_OPEN = Statement("list jobs that are not finished", _PAGE % "state = ? AND finished_at IS NULL")
 
 _GET = Statement("look up a job", f"SELECT {_FIELDS} FROM {{jobs}} WHERE id = ?")
 
@@ -193,7 +195,11 @@ def list_jobs(
       limit(int): At most so many.
       after(str): Only jobs that come after this one in that order: the last one of the page before.
     """
-    rows = db.fetch(_LIST, (state, state, queue, queue, actor, actor, after, after, limit))
+    rest = (queue, queue, actor, actor, after, after, limit)
+    if state is None or state in FINAL:
+        rows = db.fetch(_LIST, (state, state, *rest))
+    else:
+        rows = db.fetch(_LIST_OPEN, (state, *rest))
     return [JobRow(*row) for row in rows]
 
 

@@ -58,8 +58,19 @@ def postgres_db(migrated_postgres: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def proxy(migrated_postgres: str) -> Iterator[Proxy]:
-    proxy = Proxy(urlsplit(migrated_postgres).port or 5432)
+def near(postgres: Postgres) -> Iterator[str]:
+    """A record on a server of this machine, which a proxy can stand before."""
+    url = postgres.create()
+    db = connect(url)
+    migrate.upgrade(db)
+    db.close_all()
+    yield url
+    postgres.drop(url)
+
+
+@pytest.fixture
+def proxy(near: str) -> Iterator[Proxy]:
+    proxy = Proxy(urlsplit(near).port or 5432)
     yield proxy
     proxy.close()
 
@@ -126,10 +137,10 @@ def test_a_server_that_restarts_is_used_again_as_soon_as_it_is_there() -> None:
         server.close()
 
 
-def test_threads_do_not_wait_for_a_silent_server_one_after_the_other(proxy: Proxy, migrated_postgres: str) -> None:
+def test_threads_do_not_wait_for_a_silent_server_one_after_the_other(proxy: Proxy, near: str) -> None:
     # Given a server that takes connections and says nothing
     proxy.swallow()
-    db = connect(through(proxy, migrated_postgres))
+    db = connect(through(proxy, near))
 
     # When eight threads want something of it
     began = time.monotonic()
@@ -145,8 +156,8 @@ def test_threads_do_not_wait_for_a_silent_server_one_after_the_other(proxy: Prox
     db.close_all()
 
 
-def test_a_network_that_is_cut_and_mended_is_used_again(proxy: Proxy, migrated_postgres: str) -> None:
-    db = connect(through(proxy, migrated_postgres))
+def test_a_network_that_is_cut_and_mended_is_used_again(proxy: Proxy, near: str) -> None:
+    db = connect(through(proxy, near))
     in_threads(4, lambda i: reading.now(db))
 
     for _ in range(3):
@@ -158,12 +169,9 @@ def test_a_network_that_is_cut_and_mended_is_used_again(proxy: Proxy, migrated_p
     db.close_all()
 
 
-def test_an_outcome_whose_commit_got_no_answer_is_told_the_truth_when_it_is_repeated(
-    proxy: Proxy, migrated_postgres: str
-) -> None:
+def test_an_outcome_whose_commit_got_no_answer_is_told_the_truth_when_it_is_repeated(proxy: Proxy, near: str) -> None:
     # Given a run whose outcome reaches the database, and the reply does not come back
-    db = connect(through(proxy, migrated_postgres))
-    db.execute(Statement("empty", "TRUNCATE {jobs}"))
+    db = connect(through(proxy, near))
     claim = claimed(db, "a")
     outcome = Outcome("a", claim.claim, "completed")
     proxy.swallow("replies")
@@ -177,7 +185,7 @@ def test_an_outcome_whose_commit_got_no_answer_is_told_the_truth_when_it_is_repe
 
     thread = threading.Thread(target=settle)
     thread.start()
-    direct = connect(migrated_postgres)
+    direct = connect(near)
     wait_until(lambda: row(direct, "a").state == "completed", 10, "the outcome is written")
     proxy.restore()
     thread.join(10)

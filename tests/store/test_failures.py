@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
@@ -126,24 +127,26 @@ def test_a_column_that_is_missing(database_url: str) -> None:
 
 
 def test_a_user_without_rights(migrated_postgres: str) -> None:
-    owner = connect(migrated_postgres)
+    # Given a user who may read and no more
+    db = connect(migrated_postgres, pool_size=1)
+    role = f"reader_{uuid.uuid4().hex}"
     for text in (
-        "DROP ROLE IF EXISTS reader",
-        "CREATE ROLE reader LOGIN",
-        "GRANT USAGE ON SCHEMA public TO reader",
-        "GRANT SELECT ON {jobs} TO reader",
+        f"CREATE ROLE {role}",
+        f"GRANT USAGE ON SCHEMA public TO {role}",
+        f"GRANT SELECT ON {{jobs}} TO {role}",
     ):
-        change(owner, text)
-    db = connect(migrated_postgres.replace("postgres@", "reader@"))
+        change(db, text)
+    change(db, f"SET ROLE {role}")
 
+    # Then reading is what this user may do
     assert reading.counts(db) is not None
     with pytest.raises(NotPermitted, match=r"record a job: permission denied .*Grant"):
         jobs.record(db, new("a"))
 
+    change(db, "RESET ROLE")
+    change(db, f"DROP OWNED BY {role}")
+    change(db, f"DROP ROLE {role}")
     db.close_all()
-    change(owner, "REVOKE ALL ON {jobs} FROM reader")
-    change(owner, "REVOKE ALL ON SCHEMA public FROM reader")
-    owner.close_all()
 
 
 def test_a_server_that_only_reads_is_left_for_one_that_writes(migrated_postgres: str) -> None:

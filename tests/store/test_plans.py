@@ -55,6 +55,7 @@ def parameters(db: Database, number: int = 8) -> dict[str, tuple[Any, ...]]:
         "recovery_REAP_STARTED": (*rows(db, *[(id, 1, 0) for (id,) in ids]), 3),
         "recovery_NOTE_LOST": rows(db, *[(id, 1, 0) for (id,) in ids]),
         "recovery_UNPARK": (*rows(db, ("work",)), 10),
+        "reading_LIST_OPEN": ("active", None, None, None, None, None, None, 50),
         "reading_OLDEST": (),
         "reading_UNFINISHED": ("default",),
     }

@@ -11,8 +11,8 @@ from dramatiq_durable.errors import StoreError
 from dramatiq_durable.store import jobs, outcomes, reading, recovery
 from dramatiq_durable.store.database import Database
 from dramatiq_durable.store.dialects import Statement
-from dramatiq_durable.store.types import Evidence, FollowUpResult, Outcome
-from tests.store.rows import LEASE, claimed, expire, new, row, started
+from dramatiq_durable.store.types import Evidence, FollowUpResult, Outcome, Token
+from tests.store.rows import LEASE, change, claimed, expire, new, row, started
 
 _DEADLOCKS = Statement("count", "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
 
@@ -404,3 +404,38 @@ def test_the_size_of_a_batch_does_not_matter(db: Database) -> None:
     batch = [Outcome(c.id, c.claim, "completed", follow_ups=(new(f"{c.id}-next"),)) for c in granted]
     assert outcomes.settle(db, "w1", batch) == set(ids)
     assert reading.counts(db) == {"completed": 1_000, "queued": 1_000}
+
+
+# After the end
+
+
+@pytest.mark.parametrize(
+    ("kind", "was_started"),
+    [("completed", True), ("failed", True), ("failed", False), ("skipped", False), ("interrupted", True)],
+)
+def test_a_finished_job_is_out_of_reach_even_for_the_token_that_finished_it(
+    db: Database, kind: str, was_started: bool
+) -> None:
+    # Given a job that its owner has finished
+    claim = claimed(db, "a")
+    if kind == "interrupted":
+        change(db, "UPDATE {jobs} SET interruptions = 2")
+    assert settle(db, "a", claim.claim, kind, started=was_started)
+    before = row(db, "a")
+    assert before.finished_at is not None
+
+    # When that owner goes on as if it were not
+    token = claim.claim
+    assert jobs.start(db, "w1", [("a", token, "rerun", 0)], LEASE) == {}
+    assert jobs.renew(db, "w1", [("a", token, True)], LEASE) == (frozenset(), ())
+    assert jobs.release(db, "w1", [("a", token)], "x") == set()
+    assert jobs.claim(db, "w1", ["a"], LEASE, again=True) == []
+    for other in {"completed", "failed", "retry", "interrupted", "released", "parked", "skipped"} - {kind}:
+        assert not settle(db, "a", token, other, started=other not in ("released", "parked", "skipped"))
+    assert jobs.record(db, new("b"), under=Token("a", "w1", token)) == "stale"
+    assert recovery.put_back(db, [("a", "a-ref")]) == set()
+    assert recovery.unpublish(db, [("a", "a-ref")], 0) == 0
+    assert recovery.reap(db, [("a", before.claim, before.beat)], 3) == (0, 0, 0)
+
+    # Then nothing has changed
+    assert row(db, "a") == before
