@@ -13,10 +13,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sybil import Example, Sybil
+from sybil.example import SybilFailure
 from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser
 
 ROOT = Path(__file__).parents[1]
@@ -82,10 +85,39 @@ def _leave(namespace: dict[str, Any]) -> None:
     shutil.rmtree(namespace["_room"], ignore_errors=True)
 
 
-pytest_collect_file = Sybil(
+SYBIL = Sybil(
     parsers=[PythonCodeBlockParser(), CodeBlockParser(language="console", evaluator=_type)],
     patterns=["*.md", "**/*.md"],
     excludes=["_build/**"],
-    setup=_enter,
-    teardown=_leave,
-).pytest()
+)
+
+
+class Page(pytest.File):
+    """A page of the documentation."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        if next(iter(SYBIL.parse(self.path).examples()), None) is not None:
+            yield Story.from_parent(self, name="story")
+
+
+class Story(pytest.Item):
+    """The snippets of a page, in their order: one test, so that one process runs them all."""
+
+    def runtest(self) -> None:
+        document = SYBIL.parse(self.path)
+        _enter(document.namespace)
+        try:
+            for example in document.examples():
+                example.evaluate()
+        finally:
+            _leave(document.namespace)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        return str(excinfo.value) if isinstance(excinfo.value, SybilFailure) else super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, self.path.name
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    return Page.from_parent(parent, path=file_path) if SYBIL.should_parse(file_path) else None
