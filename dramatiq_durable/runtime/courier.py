@@ -13,6 +13,7 @@ from dramatiq.logging import get_logger
 
 from ..errors import StoreError
 from ..store import outcomes
+from .options import STOP_TIMEOUT
 
 if TYPE_CHECKING:
     from dramatiq.results import ResultBackend
@@ -32,9 +33,6 @@ ATTEMPTS = 5
 #: A results backend that failed after more than :data:`HANGING` is left to the reconciler for :data:`RESULTS_PAUSE`
 #: (seconds): acknowledgements must not wait for it, or the broker hands out nothing more.
 HANGING, RESULTS_PAUSE = 0.5, 5.0
-
-#: How long a stop waits for the thread (seconds); it may be stuck in a database that does not answer, and is a daemon.
-STOP_TIMEOUT = 1.0
 
 
 class Courier:

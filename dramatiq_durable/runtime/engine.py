@@ -25,6 +25,7 @@ from .courier import Courier
 from .current import RUN, thread
 from .heartbeat import Heartbeat
 from .held import Registry, Run
+from .options import STOP_TIMEOUT
 from .scheduler import Scheduler
 from .sending import Sender
 from .writer import Stopping, Writer
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-#: How long a stop waits for its threads (seconds); they may be stuck in a database that does not answer, and are
-#: daemons.
-STOP_TIMEOUT = 1.0
 
 #: How long a stopping process lets a statement wait for its answer (seconds).
 STATEMENT_TIMEOUT = 1.5

@@ -14,6 +14,7 @@ from .. import greenlets
 from ..errors import StoreError
 from ..store import jobs
 from .held import find_lost
+from .options import STOP_TIMEOUT
 
 if TYPE_CHECKING:
     from ..store.database import Database
@@ -24,10 +25,6 @@ __all__ = ["Heartbeat"]
 
 #: Rows with this process's name: id, claim, and whether the actor has begun.
 Strays = tuple[tuple[str, int, bool], ...]
-
-
-#: How long a stop waits for the thread (seconds); it may be stuck in a database that does not answer, and is a daemon.
-STOP_TIMEOUT = 1.0
 
 
 class Heartbeat:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Options"]
+__all__ = ["STOP_TIMEOUT", "Options"]
+
+#: How long a stop waits for a thread of ours (seconds); it may be stuck in a database that does not answer, and is a
+#: daemon.
+STOP_TIMEOUT = 1.0
 
 
 @dataclass(frozen=True, slots=True)

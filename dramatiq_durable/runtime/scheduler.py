@@ -11,6 +11,7 @@ from ..errors import StoreError
 from ..store import recovery
 from . import messages
 from .current import thread
+from .options import STOP_TIMEOUT
 from .sending import Sending
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ BATCH = 500
 
 #: When to try again with a job that the broker did not take, and with one that this process cannot read (milliseconds).
 BROKER_RETRY, UNREADABLE_RETRY = 1_000, 60_000
-
-
-#: How long a stop waits for the thread (seconds); it may be stuck in a database that does not answer, and is a daemon.
-STOP_TIMEOUT = 1.0
 
 
 class Host(Protocol):

@@ -20,6 +20,7 @@ from ..store import outcomes, recovery
 from ..store.types import ActiveRow, Waiting, WorkerInfo
 from .courier import deliver_results
 from .leases import LeaseWatch
+from .options import STOP_TIMEOUT
 from .stranded import Strandings, give_back, put_back_stranded
 
 if TYPE_CHECKING:
@@ -47,10 +48,6 @@ BLIND_AGE = 3_600_000
 
 #: How many parked jobs, and how many undelivered results, one turn takes up.
 TURN_LIMIT = 200
-
-
-#: How long a stop waits for the thread (seconds); it may be stuck in a database that does not answer, and is a daemon.
-STOP_TIMEOUT = 1.0
 
 
 class Look(NamedTuple):

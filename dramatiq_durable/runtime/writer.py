@@ -18,6 +18,7 @@ from dramatiq.logging import get_logger
 from ..errors import StoreError
 from ..store import outcomes
 from ..store.types import Evidence, Outcome
+from .options import STOP_TIMEOUT
 
 if TYPE_CHECKING:
     from ..store.database import Database
@@ -29,9 +30,6 @@ T = TypeVar("T")
 
 #: How long the writer waits before it tries again when the database does not answer (seconds): first, and at most.
 RETRY_DELAY, MAX_RETRY_DELAY = 0.05, 2.0
-
-#: How long a stop waits for the thread (seconds); it may be stuck in a database that does not answer, and is a daemon.
-STOP_TIMEOUT = 1.0
 
 
 def _may_pass(error: BaseException) -> bool:

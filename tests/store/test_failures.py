@@ -298,3 +298,16 @@ def test_the_drivers_error_is_the_cause(db: Database) -> None:
         change(db, "UPDATE {jobs} SET claim = -1")
 
     assert isinstance(e.value.__cause__, sqlite3.Error) or hasattr(e.value.__cause__, "sqlstate")
+
+
+@pytest.mark.parametrize("words", [["status"], ["migrate", "--check"]])
+def test_a_driver_that_is_not_installed_is_named_in_a_sentence(words: list[str]) -> None:
+    """Bad input of the record: no traceback, what to install, and no password."""
+    program = "import sys; sys.modules['psycopg'] = None; from dramatiq_durable.cli import main; main()"
+    url = "postgresql://app:hunter2@127.0.0.1/app"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words, "--database-url", url], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "DD204" in done.stderr and "dramatiq-durable[postgres]" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr and "hunter2" not in done.stderr + done.stdout
